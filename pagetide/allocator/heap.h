@@ -1,0 +1,111 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "pagetide/allocator/heap_layout.h"
+#include "pagetide/allocator/region.h"
+#include "pagetide/base/error.h"
+#include "pagetide/base/export.h"
+
+namespace pagetide {
+
+enum class ClearPolicy : std::uint8_t {
+  on_free,  // every freed byte is cleared at once, outside locks: no secret outlives its object
+  never,    // freed bytes stay until they are reused; whole free spans are zero all the same
+};
+
+struct HeapStats {
+  std::uint64_t live_blocks = 0;
+  std::uint64_t live_bytes = 0;     // by slot size, not by what was asked for
+  std::uint64_t spans_in_use = 0;
+  std::uint64_t heap_bytes = 0;     // spans in use and the metadata that describes them
+  std::uint64_t reserve_bytes = 0;
+};
+
+// The parts of a region that can differ from zero: superblock, roots, span table, eight groups of
+// bitmaps, data. A value without allocation, because it is asked for while writers are held.
+class UsedRanges {
+ public:
+  // Ascending; a range that begins where the last one ends is joined to it.
+  void add(ByteRange range) {
+    if (range.empty()) return;
+    if (count_ > 0 && ranges_[count_ - 1].end() == range.begin) {
+      ranges_[count_ - 1].size += range.size;
+    } else {
+      ranges_[count_++] = range;
+    }
+  }
+  std::span<const ByteRange> span() const { return {ranges_.data(), count_}; }
+  std::uintptr_t end() const { return count_ == 0 ? 0 : ranges_[count_ - 1].end(); }
+
+ private:
+  std::array<ByteRange, 12> ranges_{};
+  std::size_t count_ = 0;
+};
+
+// The in-region heap: slots of 40 size classes from 16 bytes to 32 KiB in spans of 64 KiB, whole
+// spans above. Its ground truth is the layout in the region (heap_layout.h).
+//
+// Thread-safe: any thread may allocate and free anything. A lock a size class; large blocks share
+// one. No exception, no errno: nullptr means that the reservation or the machine is exhausted.
+// Freeing what is not allocated aborts the process with a message (proven heap corruption).
+//
+// Below "for the snapshot layer": only while no other thread is inside the heap.
+class PAGETIDE_API Heap {
+ public:
+  // A new heap in a fresh region.
+  static Result<std::unique_ptr<Heap>> format(Region& region, std::string_view name,
+                                              ClearPolicy clear);
+  // The heap that a region's bytes already hold. Checks the superblock and the span table; O(spans).
+  static Result<std::unique_ptr<Heap>> attach(Region& region, ClearPolicy clear);
+
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+  ~Heap();
+
+  // `alignment` is a power of two up to 1 GiB. Blocks are aligned to 16 bytes at least. A size of
+  // 0 gives a unique block. The content is unspecified.
+  void* allocate(std::size_t bytes, std::size_t alignment = 16) noexcept;
+  // nullptr is ignored.
+  void deallocate(void* block) noexcept;
+  // All bytes of the block that may be used; constant over the block's life. 0 for nullptr.
+  std::size_t usable_size(const void* block) const noexcept;
+  bool owns(const void* address) const noexcept;
+
+  // Every allocated block, in address order. Not while other threads allocate or free.
+  void for_each_allocation(const std::function<void(void*, std::size_t)>& visit) const;
+  // Walks everything and checks that it agrees with itself. Not while others allocate or free.
+  Result<HeapStats> check() const;
+  // Counts by walking the bitmaps: O(spans). Not while others allocate or free.
+  HeapStats stats() const;
+
+  std::string_view name() const;
+  ClearPolicy clear_policy() const;
+  bool holds_code_addresses() const;
+  void set_holds_code_addresses();
+  const layout::Geometry& geometry() const;
+
+  // --- for the snapshot layer ---
+  // The pages that can differ from zero and belong to a snapshot, ascending and disjoint. Without
+  // the run-time page.
+  UsedRanges used_ranges() const;
+  // Spans in use and the metadata for them, without walking.
+  std::uint64_t heap_bytes() const;
+  // Rebuilds what is volatile after the region's bytes were replaced.
+  Result<void> rebuild();
+  // Makes writable what the first `bytes` of a heap of this region can occupy, before its bytes
+  // are read in. No heap exists yet.
+  static Result<void> commit_image(Region& region, std::size_t bytes);
+
+ private:
+  struct Impl;
+  explicit Heap(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pagetide

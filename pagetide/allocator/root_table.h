@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pagetide/allocator/heap_layout.h"
+#include "pagetide/base/error.h"
+#include "pagetide/base/export.h"
+#include "pagetide/base/lock_rank.h"
+
+namespace pagetide {
+
+// A named object of an arena: where a new process begins to read.
+struct Root {
+  std::string name;
+  void* address = nullptr;
+  std::uint64_t type_hash = 0;
+  std::uint64_t size_bytes = 0;
+};
+
+// The named roots of a heap: up to 256, names up to 39 bytes, kept in the region. Thread-safe.
+class PAGETIDE_API RootTable {
+ public:
+  // `entries` are the kRootCapacity entries in the region.
+  explicit RootTable(layout::RootEntry* entries) : entries_(entries) {}
+
+  // not_found when there is none.
+  Result<Root> find(std::string_view name) const;
+  // already_exists, invalid_argument (name), out_of_memory (table full).
+  Result<void> insert(const Root& root);
+  Result<void> erase(std::string_view name);
+  std::vector<Root> list() const;
+
+ private:
+  layout::RootEntry* slot_of(std::string_view name) const;
+
+  mutable RankedMutex mutex_{LockRank::heap_roots, "heap roots"};
+  layout::RootEntry* entries_;
+};
+
+}  // namespace pagetide

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+#include "pagetide/base/export.h"
+
+namespace pagetide {
+
+// Every mutex of the library names its rank. A thread may only take a lock whose rank is higher
+// than that of every lock it already holds; debug and sanitizer builds check this on each lock()
+// and abort with both names. The idea is jemalloc's witness (witness.h).
+enum class LockRank : std::uint8_t {
+  snapshotter = 10,  // one take() or rollback() at a time
+  store = 20,        // the store's in-memory index
+  heap_roots = 30,   // root table of an arena
+  heap_class = 40,   // one size class of a heap
+  heap_spans = 50,   // span supply of a heap
+  tracker = 70,      // watches and purge log
+};
+
+class PAGETIDE_API RankedMutex {
+ public:
+  explicit RankedMutex(LockRank rank, const char* name) : name_(name), rank_(rank) {}
+  RankedMutex(const RankedMutex&) = delete;
+  RankedMutex& operator=(const RankedMutex&) = delete;
+
+  // Both sides are always functions of the library, so that an application and a library built
+  // with different settings agree.
+  void lock();
+  void unlock();
+
+  LockRank rank() const { return rank_; }
+  const char* name() const { return name_; }
+
+ private:
+  std::mutex mutex_;
+  const char* name_;
+  LockRank rank_;
+};
+
+using RankedLock = std::lock_guard<RankedMutex>;
+
+}  // namespace pagetide

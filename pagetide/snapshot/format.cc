@@ -1,0 +1,214 @@
+#include "pagetide/snapshot/format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include "pagetide/base/bytes.h"
+
+namespace pagetide::format {
+
+namespace {
+
+constexpr const char* kDamagedWayOut =
+    "Other snapshots of the store may still be whole: `pagetide verify` tells; restore this file from a "
+    "copy.";
+// More address space than any supported machine has.
+constexpr std::uint64_t kMaxReserveBytes = std::uint64_t{1} << 56;
+
+tl::unexpected<Error> damaged(const std::string& where, std::string_view what) {
+  return failure(ErrorCode::damaged, fmt::format("{} is damaged: {}. {}", where, what, kDamagedWayOut));
+}
+
+template <typename T>
+T read_struct(std::span<const std::byte> bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
+}
+
+template <typename T>
+std::uint64_t checksum_of(const T& record) {
+  return hash64(&record, sizeof(T) - sizeof(std::uint64_t));
+}
+
+// The checks every record shares: magic, version, page size.
+template <typename T>
+Result<void> check_common(const T& record, const std::array<char, 8>& magic, const std::string& where) {
+  if (record.magic != magic) return damaged(where, "it does not begin as it should");
+  if (record.version > kVersion) {
+    return failure(ErrorCode::version_too_new,
+                   fmt::format("{} has format version {}; this Pagetide reads up to {}. Use a newer "
+                               "Pagetide.", where, record.version, kVersion));
+  }
+  return {};
+}
+
+template <typename T>
+void append_vector(std::vector<std::byte>& bytes, const std::vector<T>& values) {
+  const auto* first = reinterpret_cast<const std::byte*>(values.data());
+  bytes.insert(bytes.end(), first, first + values.size() * sizeof(T));
+}
+
+std::size_t data_pages(const std::vector<Extent>& extents) {
+  std::size_t pages = 0;
+  for (const Extent& extent : extents) {
+    if (extent.kind == ExtentKind::data) pages += extent.page_count;
+  }
+  return pages;
+}
+
+// Ascending, disjoint, inside the image, kinds known, references to committed segments only.
+bool are_valid(const std::vector<Extent>& extents, const ManifestHeader& header, bool allow_zero) {
+  std::uint64_t next = 0;
+  for (const Extent& e : extents) {
+    const bool data = e.kind == ExtentKind::data && e.segment >= 1 && e.segment <= header.id;
+    const bool zero = allow_zero && e.kind == ExtentKind::zero && e.segment == 0;
+    if (!(data || zero) || e.page_count == 0 || e.first_page < next) return false;
+    if (e.first_page >= header.image_pages || e.page_count > header.image_pages - e.first_page) {
+      return false;
+    }
+    if (e.segment_page > UINT32_MAX || (e.segment == header.id && e.segment_page + e.page_count > header.segment_pages)) {
+      return false;
+    }
+    next = e.first_page + e.page_count;
+  }
+  return true;
+}
+
+// Takes `count` values off the front of `rest`; false when there are not enough.
+template <typename T>
+bool take(std::span<const std::byte>& rest, std::uint64_t count, std::vector<T>& values) {
+  if (count > rest.size() / sizeof(T)) return false;
+  values.resize(count);
+  std::memcpy(values.data(), rest.data(), count * sizeof(T));
+  rest = rest.subspan(count * sizeof(T));
+  return true;
+}
+
+}  // namespace
+
+void seal(RootRecord& record) { record.checksum = checksum_of(record); }
+
+Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::string& where) {
+  if (bytes.size() < sizeof(RootRecord::magic) ||
+      std::memcmp(bytes.data(), kRootMagic.data(), kRootMagic.size()) != 0) {
+    return failure(ErrorCode::not_a_store,
+                   fmt::format("{} is not the root of a Pagetide store. Name the directory that a program "
+                               "passed to Store::open().", where));
+  }
+  if (bytes.size() < sizeof(RootRecord)) return damaged(where, "it is cut short");
+  const auto record = read_struct<RootRecord>(bytes);
+  if (auto r = check_common(record, kRootMagic, where); !r) return propagate(r);
+  if (bytes.size() != sizeof(RootRecord)) return damaged(where, "it has bytes too many");
+  if (record.checksum != checksum_of(record)) return damaged(where, "its checksum does not match");
+  if (record.next_id == 0 || record.head >= record.next_id || !is_power_of_two(record.page_size)) {
+    return damaged(where, "it contradicts itself");
+  }
+  return record;
+}
+
+std::vector<std::byte> encode_segment_header(const Uuid& uuid, std::uint64_t segment,
+                                             std::size_t page_bytes) {
+  std::vector<std::byte> page(page_bytes);
+  const SegmentHeader header{kSegmentMagic, kVersion, static_cast<std::uint32_t>(page_bytes), uuid, segment};
+  std::memcpy(page.data(), &header, sizeof(header));
+  const std::size_t covered = page_bytes - sizeof(std::uint64_t);
+  const std::uint64_t checksum = hash64(page.data(), covered);
+  std::memcpy(page.data() + covered, &checksum, sizeof(checksum));
+  return page;
+}
+
+Result<void> check_segment_header(std::span<const std::byte> page, const Uuid& uuid,
+                                  std::uint64_t segment, const std::string& where) {
+  if (page.size() < sizeof(SegmentHeader) + sizeof(std::uint64_t)) {
+    return damaged(where, "it is cut short");
+  }
+  const auto header = read_struct<SegmentHeader>(page);
+  if (auto r = check_common(header, kSegmentMagic, where); !r) return r;
+  const std::size_t covered = page.size() - sizeof(std::uint64_t);
+  if (read_struct<std::uint64_t>(page.subspan(covered)) != hash64(page.data(), covered)) {
+    return damaged(where, "the checksum of its header does not match");
+  }
+  if (header.uuid != uuid || header.segment != segment) {
+    return damaged(where, "it belongs to another store or snapshot");
+  }
+  return {};
+}
+
+std::size_t manifest_bytes(std::size_t extents, std::size_t pages) {
+  return sizeof(ManifestHeader) + extents * sizeof(Extent) + pages * sizeof(Hash128);
+}
+
+std::vector<std::byte> encode(Manifest& manifest, std::uint64_t seed) {
+  ManifestHeader& header = manifest.header;
+  header.delta_extents = manifest.delta.size();
+  header.full_extents = manifest.full.size();
+  header.full_pages = manifest.full_hashes.size();
+  std::vector<std::byte> bytes(sizeof(ManifestHeader));
+  append_vector(bytes, manifest.delta);
+  append_vector(bytes, manifest.delta_hashes);
+  append_vector(bytes, manifest.full);
+  append_vector(bytes, manifest.full_hashes);
+  header.body_hash =
+      hash128(bytes.data() + sizeof(ManifestHeader), bytes.size() - sizeof(ManifestHeader), seed);
+  header.checksum = checksum_of(header);
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
+}
+
+Result<ManifestHeader> decode_header(std::span<const std::byte> bytes, const Uuid& uuid,
+                                     std::uint64_t id, const std::string& where) {
+  if (bytes.size() < sizeof(ManifestHeader)) return damaged(where, "it is cut short");
+  const auto header = read_struct<ManifestHeader>(bytes);
+  if (auto r = check_common(header, kManifestMagic, where); !r) return propagate(r);
+  if (header.checksum != checksum_of(header)) {
+    return damaged(where, "the checksum of its header does not match");
+  }
+  if (header.uuid != uuid || header.id != id) {
+    return damaged(where, "it belongs to another store or snapshot");
+  }
+  const bool named = std::find(header.arena.begin(), header.arena.end(), '\0') != header.arena.end();
+  if (header.parent >= header.id || !is_power_of_two(header.page_size) || !named ||
+      header.reserve_bytes > kMaxReserveBytes ||
+      header.image_pages > header.reserve_bytes / header.page_size) {
+    return damaged(where, "its header contradicts itself");
+  }
+  return header;
+}
+
+Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& uuid,
+                                 std::uint64_t id, std::uint64_t seed, const std::string& where) {
+  auto header = decode_header(bytes, uuid, id, where);
+  if (!header) return propagate(header);
+  std::span<const std::byte> rest = bytes.subspan(sizeof(ManifestHeader));
+  if (hash128(rest.data(), rest.size(), seed) != header->body_hash) {
+    return damaged(where, "the checksum of its body does not match");
+  }
+  Manifest manifest;
+  manifest.header = *header;
+  const bool complete = take(rest, header->delta_extents, manifest.delta) &&
+                        take(rest, data_pages(manifest.delta), manifest.delta_hashes) &&
+                        take(rest, header->full_extents, manifest.full) &&
+                        take(rest, data_pages(manifest.full), manifest.full_hashes) && rest.empty();
+  if (!complete || manifest.full_hashes.size() != header->full_pages ||
+      !are_valid(manifest.delta, *header, true) || !are_valid(manifest.full, *header, false)) {
+    return damaged(where, "its body contradicts its header");
+  }
+  return manifest;
+}
+
+std::string manifest_name(std::uint64_t id) { return fmt::format("{:012}.manifest", id); }
+std::string segment_name(std::uint64_t id) { return fmt::format("{:012}.segment", id); }
+
+std::uint64_t id_in_name(const std::string& name) {
+  std::uint64_t id = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
+  if (error != std::errc{} || (name != manifest_name(id) && name != segment_name(id))) return 0;
+  (void)end;
+  return id;
+}
+
+}  // namespace pagetide::format

@@ -1,0 +1,431 @@
+#include "pagetide/snapshot/snapshotter.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/program_identity.h"
+#include "pagetide/base/lock_rank.h"
+#include "pagetide/snapshot/draft.h"
+#include "pagetide/snapshot/store_impl.h"
+
+namespace pagetide {
+
+namespace {
+
+// A chain of manifests to read when opening stays this short, and the index bytes of a chain
+// stay below those of one full index, so that full indexes at most double what is written.
+constexpr std::uint32_t kMaxChainDepth = 64;
+constexpr std::uint32_t kMinChainDepth = 8;
+// Shorter runs are cleared by stores: a system call costs as much as clearing a few pages.
+constexpr std::size_t kPurgeRunPages = 16;
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+// Holds the caller's writers, and lets them go on whatever happens.
+class Stop {
+ public:
+  explicit Stop(const Quiesce& quiesce) : quiesce_(quiesce) {
+    if (quiesce_.pause) quiesce_.pause();
+    start_ns_ = now_ns();
+  }
+  Stop(const Stop&) = delete;
+  Stop& operator=(const Stop&) = delete;
+  ~Stop() { end(); }
+
+  // How long the stop took. Ends it when it has not ended yet.
+  std::uint64_t end() {
+    if (!ended_) {
+      stop_ns_ = now_ns() - start_ns_;
+      ended_ = true;
+      if (quiesce_.resume) quiesce_.resume();
+    }
+    return stop_ns_;
+  }
+
+ private:
+  const Quiesce& quiesce_;
+  std::uint64_t start_ns_ = 0;
+  std::uint64_t stop_ns_ = 0;
+  bool ended_ = false;
+};
+
+// What is seen of the heap inside the stop, besides its pages.
+struct HeapFacts {
+  std::uint64_t heap_bytes = 0;
+  std::uint64_t image_pages = 0;
+  bool holds_code_addresses = false;
+};
+
+}  // namespace
+
+struct Snapshotter::Impl {
+  Impl(Arena& a, Store& s, SnapshotterOptions o)
+      : arena(a), store(s.impl()), options(std::move(o)), has_arena(a.acquire_consumer()) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (has_arena) arena.release_consumer();
+  }
+
+  mutable RankedMutex mutex{LockRank::snapshotter, "snapshotter"};
+  Arena& arena;
+  Store::Impl& store;
+  SnapshotterOptions options;
+  bool has_arena;
+
+  // The image that the tracker's epoch is relative to.
+  std::optional<PageMap> base;
+  std::uint64_t base_id = 0;
+
+  Collected collected;
+  std::optional<SnapshotDraft> draft;
+  VirtualArray<std::byte> staging;
+  std::size_t staged_bytes = 0;
+
+  std::uintptr_t region_begin() const { return arena.range().begin; }
+  std::size_t region_pages() const { return arena.range().size / page_size(); }
+
+  std::uint64_t parent_id() const {
+    const ArenaOrigin& origin = arena.origin();
+    return origin.store_uuid == store.root.uuid ? origin.snapshot : 0;
+  }
+
+  Result<void> prepare();
+  Result<void> load_base();
+  Result<void> capture(SegmentWriter& segment, HeapFacts& facts);
+  Result<void> capture_pages(PageRange run, SegmentWriter& segment);
+  Result<void> flush(SegmentWriter& segment);
+  Result<void> place_in_chain(format::Manifest& manifest) const;
+  Result<std::uint64_t> commit(const HeapFacts& facts, std::uint64_t stop_ns, SegmentWriter& segment);
+
+  Result<void> check_target(std::uint64_t id);
+  DirtyBitmap differing_pages(const PageMap& target) const;
+  Result<void> put_back(const PageMap& target, RollbackStats& stats);
+};
+
+// Everything that may allocate, fail or take time, before writers are stopped.
+Result<void> Snapshotter::Impl::prepare() {
+  if (!has_arena) {
+    return failure(ErrorCode::busy,
+                   fmt::format("another Snapshotter has the arena '{}'; its changes can be consumed only "
+                               "once. Use that one, or destroy it first.", arena.name()));
+  }
+  if (!store.writable()) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("{} was opened for reading; open it with StoreMode::write.", store.path));
+  }
+  if (!draft) {
+    auto made = SnapshotDraft::create(region_pages());
+    if (!made) return propagate(made);
+    draft = std::move(*made);
+    const std::size_t wanted = std::max(options.staging_bytes, page_size());
+    auto buffer = VirtualArray<std::byte>::create(round_down(wanted, page_size()));
+    if (!buffer) return propagate(buffer);
+    staging = std::move(*buffer);
+    arena.tracker().reserve(arena.region().watch(), collected);
+  }
+  return load_base();
+}
+
+Result<void> Snapshotter::Impl::load_base() {
+  const std::uint64_t wanted = parent_id();
+  if (base && base_id == wanted) return {};
+  auto map = wanted == 0 ? PageMap::create(region_pages()) : store.resolve(wanted);
+  if (!map) return propagate(map);
+  base = std::move(*map);
+  base_id = wanted;
+  return {};
+}
+
+// Inside the stop: allocates nothing, and takes no lock that a writer outside the arena's calls
+// could hold. Writes to the disk only when the staging memory is full.
+Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts) {
+  const UsedRanges used = arena.heap().used_ranges();
+  if (auto r = arena.tracker().collect_into(arena.region().watch(), used.span(), CollectMode::take,
+                                            collected);
+      !r) {
+    return r;
+  }
+  if (base_id == 0) {
+    // Relative to nothing: what was clean before counts too.
+    for (const ByteRange& range : used.span()) {
+      collected.written.set_range(PageRange::covering(range, arena.range()));
+    }
+    collected.zeroed -= collected.written;
+  }
+  facts.heap_bytes = arena.heap().heap_bytes();
+  facts.image_pages = (used.end() - region_begin()) / page_size();
+  facts.holds_code_addresses = arena.heap().holds_code_addresses();
+
+  // Both sets in one ascending walk.
+  PageRange written = collected.written.next_run(0);
+  PageRange zeroed = collected.zeroed.next_run(0);
+  while (!written.empty() || !zeroed.empty()) {
+    const bool take_written = zeroed.empty() || (!written.empty() && written.first < zeroed.first);
+    if (take_written) {
+      if (auto r = capture_pages(written, segment); !r) return r;
+      written = collected.written.next_run(written.end());
+    } else {
+      for (std::size_t page = zeroed.first; page < zeroed.end(); ++page) {
+        if (!base->is_zero(page)) draft->add_zero(page);
+      }
+      zeroed = collected.zeroed.next_run(zeroed.end());
+    }
+  }
+  return {};
+}
+
+Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segment) {
+  const std::size_t page_bytes = page_size();
+  for (std::size_t page = run.first; page < run.end(); ++page) {
+    const std::byte* content = arena.range().data() + page * page_bytes;
+    if (is_all_zero(content, page_bytes)) {
+      if (!base->is_zero(page)) draft->add_zero(page);
+      continue;
+    }
+    if (staged_bytes == staging.size()) {
+      if (auto r = flush(segment); !r) return r;
+    }
+    // One pass: the hash reads the copy while it is still in the first-level cache.
+    std::byte* copy = staging.span().data() + staged_bytes;
+    std::memcpy(copy, content, page_bytes);
+    const Hash128 hash = hash128(copy, page_bytes, store.root.seed);
+    if (!base->is_zero(page) && base->hash(page) == hash) continue;
+    draft->add_data(page, store.root.next_id, hash);
+    staged_bytes += page_bytes;
+  }
+  return {};
+}
+
+Result<void> Snapshotter::Impl::flush(SegmentWriter& segment) {
+  auto r = segment.append(staging.span().first(staged_bytes));
+  staged_bytes = 0;
+  return r;
+}
+
+// Decides whether this snapshot carries a full index, so that opening it or a descendant reads a
+// bounded number of manifests, whatever the history.
+Result<void> Snapshotter::Impl::place_in_chain(format::Manifest& manifest) const {
+  if (base_id == 0) return {};
+  auto parent = store.read_header(base_id);
+  if (!parent) return propagate(parent);
+  format::ManifestHeader& h = manifest.header;
+  h.chain_depth = parent->chain_depth + 1;
+  h.chain_bytes = parent->chain_bytes +
+                  format::manifest_bytes(manifest.delta.size(), manifest.delta_hashes.size());
+  const bool deltas_outweigh =
+      h.chain_depth >= kMinChainDepth && h.chain_bytes >= base->end() * sizeof(Hash128);
+  if (h.chain_depth < kMaxChainDepth && !deltas_outweigh) return {};
+  auto image = store.resolve(base_id);
+  if (!image) return propagate(image);
+  image->apply(manifest.delta, manifest.delta_hashes);
+  image->for_each_extent([&](const format::Extent& extent) {
+    manifest.full.push_back(extent);
+    for (std::uint32_t i = 0; i < extent.page_count; ++i) {
+      manifest.full_hashes.push_back(image->hash(extent.first_page + i));
+    }
+  });
+  h.chain_depth = 0;
+  h.chain_bytes = 0;
+  return {};
+}
+
+Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uint64_t stop_ns,
+                                                SegmentWriter& segment) {
+  if (auto r = flush(segment); !r) {
+    segment.discard();
+    return propagate(r);
+  }
+  format::Manifest manifest;
+  manifest.delta.assign(draft->extents().begin(), draft->extents().end());
+  manifest.delta_hashes.assign(draft->hashes().begin(), draft->hashes().end());
+  format::ManifestHeader& h = manifest.header;
+  h.parent = base_id;
+  h.region_base = region_begin();
+  h.reserve_bytes = arena.range().size;
+  h.image_pages = facts.image_pages;
+  h.flags = facts.holds_code_addresses ? format::kHoldsCodeAddresses : 0;
+  h.build_id = current_program().build_id;
+  h.load_address = current_program().load_address;
+  h.reported_pages = collected.written.count() + collected.zeroed.count();
+  h.changed_pages = draft->data_pages() + draft->zero_pages();
+  h.zero_pages = draft->zero_pages();
+  h.stop_ns = stop_ns;
+  h.heap_bytes = facts.heap_bytes;
+  h.segment_pages = draft->data_pages();
+  arena.name().copy(h.arena.data(), h.arena.size() - 1);
+
+  if (auto r = place_in_chain(manifest); !r) {
+    segment.discard();
+    return propagate(r);
+  }
+  auto id = store.commit(manifest, segment);
+  if (id) base->apply(manifest.delta, manifest.delta_hashes);
+  return id;
+}
+
+Snapshotter::Snapshotter(Arena& arena, Store& store, SnapshotterOptions options)
+    : impl_(std::make_unique<Impl>(arena, store, std::move(options))) {}
+Snapshotter::~Snapshotter() = default;
+
+SnapshotId Snapshotter::parent() const {
+  const RankedLock lock(impl_->mutex);
+  return {impl_->parent_id()};
+}
+
+Result<SnapshotId> Snapshotter::take() {
+  const RankedLock lock(impl_->mutex);
+  Impl& s = *impl_;
+  if (auto r = s.prepare(); !r) return propagate(r);
+  s.draft->clear();
+  s.staged_bytes = 0;
+  SegmentWriter segment = s.store.new_segment();
+  HeapFacts facts;
+  Result<void> captured;
+  std::uint64_t stop_ns = 0;
+  {
+    Stop stop(s.options.quiesce);
+    captured = s.capture(segment, facts);
+    stop_ns = stop.end();
+  }
+  if (!captured) {
+    segment.discard();
+    s.arena.tracker().put_back(s.arena.region().watch(), s.collected);
+    return propagate(captured);
+  }
+  auto id = s.commit(facts, stop_ns, segment);
+  if (!id) {
+    s.arena.tracker().put_back(s.arena.region().watch(), s.collected);
+    return tl::unexpected<Error>(
+        std::move(id).error().with_context(fmt::format("cannot commit a snapshot to {}", s.store.path)));
+  }
+  s.base_id = *id;
+  s.arena.set_origin({s.store.root.uuid, *id});
+  return SnapshotId{*id};
+}
+
+Result<void> Snapshotter::Impl::check_target(std::uint64_t id) {
+  if (auto r = store.check_committed(id); !r) return r;
+  auto header = store.read_header(id);
+  if (!header) return propagate(header);
+  if (header->region_base == region_begin() && header->reserve_bytes == arena.range().size) return {};
+  return failure(ErrorCode::identity_mismatch,
+                 fmt::format("snapshot {} is of an arena at {:#x} with {} bytes; this arena is at {:#x} "
+                             "with {}. Open it with Store::open_arena() instead.",
+                             id, header->region_base, header->reserve_bytes, region_begin(),
+                             arena.range().size));
+}
+
+// What the memory may differ in from the target: what was written since the base, and where the
+// base itself differs.
+DirtyBitmap Snapshotter::Impl::differing_pages(const PageMap& target) const {
+  const std::size_t end = std::max({collected.written.size(), base->end(), target.end()});
+  DirtyBitmap differing = collected.written;
+  differing |= collected.zeroed;
+  differing.resize(end);
+  for (std::size_t page = 0; page < std::max(base->end(), target.end()); ++page) {
+    if (!base->same_content(target, page)) differing.set(page);
+  }
+  return differing;
+}
+
+// Reads everything that is needed before it touches the arena's memory.
+Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& stats) {
+  const std::size_t page_bytes = page_size();
+  const DirtyBitmap differing = differing_pages(target);
+  std::vector<format::Extent> sources;
+  std::size_t data_pages = 0;
+  differing.for_each_run([&](PageRange run) {
+    for (std::size_t page = run.first; page < run.end(); ++page) {
+      if (target.is_zero(page)) continue;
+      const PageLocation at = target.location(page);
+      if (!sources.empty() && sources.back().segment == at.segment &&
+          sources.back().first_page + sources.back().page_count == page &&
+          sources.back().segment_page + sources.back().page_count == at.page) {
+        ++sources.back().page_count;
+      } else {
+        sources.push_back({page, 1, format::ExtentKind::data, at.segment, at.page});
+      }
+      ++data_pages;
+    }
+  });
+  auto content = VirtualArray<std::byte>::create(data_pages * page_bytes);
+  if (!content) return propagate(content);
+  SegmentReader reader = store.segments();
+  std::size_t at = 0;
+  for (const format::Extent& extent : sources) {
+    auto r = reader.read(extent, content->span().data() + at, [&](std::size_t i) -> const Hash128& {
+      return target.hash(extent.first_page + i);
+    });
+    if (!r) return r;
+    at += extent.page_count * page_bytes;
+  }
+  if (auto r = Heap::commit_image(arena.region(), target.end() * page_bytes); !r) return r;
+
+  at = 0;
+  for (const format::Extent& extent : sources) {
+    std::memcpy(arena.range().data() + extent.first_page * page_bytes, content->span().data() + at,
+                extent.page_count * page_bytes);
+    at += extent.page_count * page_bytes;
+  }
+  DirtyBitmap zeros = differing;
+  for (const format::Extent& extent : sources) zeros.reset_range({extent.first_page, extent.page_count});
+  stats.restored_pages = differing.count();
+  stats.zero_pages = zeros.count();
+  zeros -= collected.zeroed;  // these are zero already
+  zeros.for_each_run([&](PageRange run) {
+    const ByteRange bytes = run.bytes_from(region_begin());
+    if (run.count >= kPurgeRunPages && arena.region().purge(bytes)) return;
+    clear_memory(bytes.data(), bytes.size);
+  });
+  return {};
+}
+
+Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
+  const RankedLock lock(impl_->mutex);
+  Impl& s = *impl_;
+  if (auto r = s.prepare(); !r) return propagate(r);
+  if (auto r = s.check_target(id.value); !r) return propagate(r);
+  auto target = s.store.resolve(id.value);
+  if (!target) return propagate(target);
+  Tracker& tracker = s.arena.tracker();
+  const WatchId watch = s.arena.region().watch();
+
+  RollbackStats stats;
+  Stop stop(s.options.quiesce);
+  const UsedRanges before = s.arena.heap().used_ranges();
+  if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
+    return propagate(r);
+  }
+  if (s.base_id == 0) {
+    for (const ByteRange& range : before.span()) {
+      s.collected.written.set_range(PageRange::covering(range, s.arena.range()));
+    }
+    s.collected.zeroed -= s.collected.written;
+  }
+  if (auto r = s.put_back(*target, stats); !r) {
+    tracker.put_back(watch, s.collected);
+    return propagate(r);
+  }
+  s.base = std::move(*target);
+  s.base_id = id.value;
+  s.arena.set_origin({s.store.root.uuid, id.value});
+  if (auto r = s.arena.heap().rebuild(); !r) return propagate(r);
+  // The memory is the snapshot's: what was written to get there is not a change. Pages past the
+  // target's end were cleared, so both the old and the new ranges begin a new epoch.
+  for (const UsedRanges& ranges : {before, s.arena.heap().used_ranges()}) {
+    if (auto r = tracker.collect_into(watch, ranges.span(), CollectMode::take, s.collected); !r) {
+      return propagate(r);
+    }
+  }
+  stats.stop_ns = stop.end();
+  return stats;
+}
+
+}  // namespace pagetide

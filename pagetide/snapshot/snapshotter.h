@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "pagetide/allocator/arena.h"
+#include "pagetide/base/error.h"
+#include "pagetide/base/export.h"
+#include "pagetide/snapshot/quiesce.h"
+#include "pagetide/snapshot/snapshot_id.h"
+#include "pagetide/snapshot/store.h"
+
+namespace pagetide {
+
+struct SnapshotterOptions {
+  Quiesce quiesce;
+  // Copies of changed pages kept in memory during the stop; past this they are written to the
+  // disk while writers are held. The memory is kept for the next snapshot.
+  std::size_t staging_bytes = std::size_t{256} << 20;
+};
+
+struct RollbackStats {
+  std::uint64_t restored_pages = 0;  // of these, zero_pages became zero
+  std::uint64_t zero_pages = 0;
+  std::uint64_t stop_ns = 0;
+};
+
+// Takes incremental snapshots of an arena into a store and puts the arena back to one.
+//
+// Engine `stop`: writers are held while the page table is scanned and the changed pages are
+// copied; files are written and synced after they go on. Pages whose content is what the parent
+// snapshot holds are dropped by their hash.
+//
+// One snapshotter an arena at a time; arena and store must outlive it and stay where they are.
+// Thread-safe: calls wait for each other.
+class PAGETIDE_API Snapshotter {
+ public:
+  Snapshotter(Arena& arena, Store& store, SnapshotterOptions options = {});
+  Snapshotter(const Snapshotter&) = delete;
+  Snapshotter& operator=(const Snapshotter&) = delete;
+  ~Snapshotter();
+
+  // Commits a snapshot and returns its id; when it returns, the snapshot survives a crash. Its
+  // parent is the snapshot the arena was opened from, rolled back to or last saved as, when that
+  // is in this store; else it is a full one without a parent. On failure nothing is lost: the
+  // next take() includes all that this one would have.
+  // Errors: no_space, busy (another snapshotter has the arena), system_failure, forked.
+  Result<SnapshotId> take();
+
+  // Puts the arena's memory back to a snapshot of the store, in place: every pointer into it is
+  // valid again, or dangling, as it was then. The next take()'s parent is this snapshot. On
+  // failure while reading the memory is untouched. Cost: one scan, and reading what differs.
+  // The program must drop what it remembers of the arena's content.
+  Result<RollbackStats> rollback(SnapshotId id);
+
+  // What the arena's memory is based on; value 0: nothing in this store.
+  SnapshotId parent() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace pagetide

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "pagetide/tracker/dirty_backend.h"
+
+namespace pagetide {
+
+// Holds any DirtyBackend behind one type, so that a Tracker is one type whatever it runs on.
+class AnyBackend {
+ public:
+  // The first condition keeps moving an AnyBackend from asking whether it is a back end itself.
+  template <typename B>
+    requires(!std::is_same_v<B, AnyBackend>) && DirtyBackend<B>
+  explicit AnyBackend(B backend) : model_(std::make_unique<Model<B>>(std::move(backend))) {}
+
+  BackendKind kind() const { return model_->kind(); }
+  Result<void> watch(ByteRange range) { return model_->watch(range); }
+  void unwatch(ByteRange range) { model_->unwatch(range); }
+  Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written) {
+    return model_->collect(whole, part, mode, written);
+  }
+  Result<void> prefill_zero(ByteRange range) { return model_->prefill_zero(range); }
+
+ private:
+  struct Concept {
+    virtual ~Concept() = default;
+    virtual BackendKind kind() const = 0;
+    virtual Result<void> watch(ByteRange range) = 0;
+    virtual void unwatch(ByteRange range) = 0;
+    virtual Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode,
+                                 DirtyBitmap& written) = 0;
+    virtual Result<void> prefill_zero(ByteRange range) = 0;
+  };
+  template <DirtyBackend B>
+  struct Model final : Concept {
+    explicit Model(B b) : backend(std::move(b)) {}
+    BackendKind kind() const override { return backend.kind(); }
+    Result<void> watch(ByteRange range) override { return backend.watch(range); }
+    void unwatch(ByteRange range) override { backend.unwatch(range); }
+    Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode,
+                         DirtyBitmap& written) override {
+      return backend.collect(whole, part, mode, written);
+    }
+    Result<void> prefill_zero(ByteRange range) override { return backend.prefill_zero(range); }
+    B backend;
+  };
+
+  std::unique_ptr<Concept> model_;
+};
+
+}  // namespace pagetide

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+
+#include "pagetide/base/error.h"
+#include "pagetide/base/page_range.h"
+#include "pagetide/tracker/dirty_bitmap.h"
+
+namespace pagetide {
+
+enum class BackendKind : std::uint8_t {
+  automatic,   // the best that a real round trip finds working
+  uffd_async,  // userfaultfd write-protect, asynchronous, with PAGEMAP_SCAN (Linux 6.7)
+  compare,     // hashes of every page: works everywhere, costs a pass over the memory
+};
+
+PAGETIDE_API std::string_view to_string(BackendKind kind);
+
+enum class CollectMode : std::uint8_t {
+  take,  // report and begin a new epoch
+  peek,  // report only
+};
+
+// How a Tracker finds written pages. A back end knows nothing of epochs, purge logs or
+// consumers; it answers "written since the last take?" for ranges that were handed to watch().
+//
+//  watch(whole)        begin to track; page-aligned. Whether pages that are already populated are
+//                      reported by the first collect is up to the back end; reporting is right.
+//  unwatch(whole)      stop; a no-op for memory that is gone.
+//  collect(whole, part, mode, written)
+//                      adds the pages of `part`, numbered from the start of `whole`. An error
+//                      means that nothing is known: the tracker takes all of `part` as written.
+//  prefill_zero(part)  fills untouched pages with the zero page and arms them, where that is this
+//                      back end's way; else does nothing.
+template <typename B>
+concept DirtyBackend =
+    std::movable<B> && requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written) {
+      { backend.kind() } -> std::same_as<BackendKind>;
+      { backend.watch(range) } -> std::same_as<Result<void>>;
+      { backend.unwatch(range) } -> std::same_as<void>;
+      { backend.collect(range, range, mode, written) } -> std::same_as<Result<void>>;
+      { backend.prefill_zero(range) } -> std::same_as<Result<void>>;
+    };
+
+}  // namespace pagetide

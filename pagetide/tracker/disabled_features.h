@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string_view>
+
+#include "pagetide/base/export.h"
+
+namespace pagetide {
+
+// PAGETIDE_DISABLE=name,name pretends that the machine lacks something, so that every fallback
+// can be tried: userfaultfd. Ignored in programs that gained privileges. Read at each call.
+PAGETIDE_API bool is_disabled(std::string_view feature);
+
+}  // namespace pagetide

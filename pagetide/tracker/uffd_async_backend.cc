@@ -1,0 +1,108 @@
+#include "pagetide/tracker/uffd_async_backend.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+
+#include "pagetide/base/syscalls.h"
+#include "pagetide/tracker/disabled_features.h"
+
+namespace pagetide {
+
+namespace {
+
+// "Watched memory that is written" never includes pages nobody touched.
+constexpr std::uint64_t kPopulated = kernel::kPagePresent | kernel::kPageSwapped;
+
+constexpr std::string_view kCompareWayOut =
+    "The compare back end works without it (BackendKind::compare); `pagetide doctor` shows what "
+    "this machine has.";
+
+}  // namespace
+
+Result<UffdAsyncBackend> UffdAsyncBackend::open() {
+  if (is_disabled("userfaultfd")) {
+    return failure(ErrorCode::unsupported,
+                   "cannot open userfaultfd: switched off by PAGETIDE_DISABLE. " +
+                       std::string(kCompareWayOut));
+  }
+  UniqueFd fd(static_cast<int>(
+      ::syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | kernel::kUffdUserModeOnly)));
+  if (!fd.valid()) {
+    const int e = errno;
+    return system_failure(
+        "open userfaultfd", e,
+        (e == EPERM ? std::string("A sandbox (seccomp) forbids the call. ")
+                    : std::string("Linux 6.7 or newer with CONFIG_USERFAULTFD is needed. ")) +
+            std::string(kCompareWayOut));
+  }
+  uffdio_api api{};
+  api.api = UFFD_API;
+  api.features = kernel::kUffdFeatureWpAsync | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
+  if (const int r = sys::ioctl(fd.get(), UFFDIO_API, &api); r < 0) {
+    return failure(ErrorCode::unsupported,
+                   "this kernel has no asynchronous write protection (UFFD_FEATURE_WP_ASYNC); Linux "
+                   "6.7 or newer is needed. " + std::string(kCompareWayOut), -r);
+  }
+  auto scanner = PagemapScanner::open();
+  if (!scanner) return propagate(scanner);
+  return UffdAsyncBackend(std::move(fd), std::move(*scanner));
+}
+
+Result<void> UffdAsyncBackend::watch(ByteRange range) {
+  uffdio_register request{};
+  request.range = {range.begin, range.size};
+  request.mode = UFFDIO_REGISTER_MODE_WP;
+  if (const int r = sys::ioctl(fd_.get(), UFFDIO_REGISTER, &request); r < 0) {
+    return system_failure(
+        "register memory with userfaultfd", -r,
+        r == -EBUSY ? "Another userfaultfd of this process already watches a part of it; only one can."
+                    : "The range must be mapped in whole, by mappings that allow write tracking.");
+  }
+  return {};
+}
+
+void UffdAsyncBackend::unwatch(ByteRange range) {
+  // Before closing, always: kernels before 6.8.10 leave protection bits behind on close.
+  uffdio_range request{range.begin, range.size};
+  (void)sys::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);
+}
+
+Result<void> UffdAsyncBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
+                                       DirtyBitmap& written) {
+  ScanQuery query;
+  query.mask = kernel::kPageWritten;
+  query.anyof = kPopulated;
+  query.returned = kernel::kPageWritten;
+  query.write_protect = mode == CollectMode::take;
+  return scanner_.scan(part, query, [&](std::uintptr_t first, std::uintptr_t end, std::uint64_t) {
+    written.set_range(PageRange::covering({first, end - first}, whole));
+  });
+}
+
+Result<void> UffdAsyncBackend::prefill_zero(ByteRange range) {
+  // Steps keep mmap_lock short; 2 MiB is also one page table.
+  constexpr std::size_t kStepBytes = std::size_t{2} << 20;
+  std::uintptr_t at = range.begin;
+  while (at < range.end()) {
+    uffdio_zeropage request{};
+    request.range = {at, std::min<std::size_t>(kStepBytes, range.end() - at)};
+    // Wakes nobody: there are no readers of this descriptor.
+    request.mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE;
+    const int r = sys::ioctl(fd_.get(), UFFDIO_ZEROPAGE, &request);
+    if (request.zeropage > 0) {
+      at += static_cast<std::uintptr_t>(request.zeropage);
+    } else if (r == -EEXIST) {
+      at += page_size();  // populated already: stays as it is
+    } else if (r != -EAGAIN) {
+      return system_failure("prefill with zero pages (UFFDIO_ZEROPAGE)", -r,
+                            "Prefill::none works without it.");
+    }
+  }
+  ScanQuery query;
+  query.mask = kernel::kPageWritten | kernel::kPagePfnZero;
+  query.returned = kernel::kPageWritten;
+  query.write_protect = true;
+  return scanner_.scan(range, query, [](std::uintptr_t, std::uintptr_t, std::uint64_t) {});
+}
+
+}  // namespace pagetide

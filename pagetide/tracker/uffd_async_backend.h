@@ -1,0 +1,38 @@
+#pragma once
+
+#include "pagetide/base/unique_fd.h"
+#include "pagetide/tracker/dirty_backend.h"
+#include "pagetide/tracker/pagemap_scan.h"
+
+namespace pagetide {
+
+// Asynchronous userfaultfd write protection: the kernel resolves a write to an armed page by
+// itself and remembers it; PAGEMAP_SCAN reads and re-arms. Unprivileged (UFFD_USER_MODE_ONLY),
+// and the only mode in which system calls into tracked memory just work and are seen.
+//
+// Only populated pages are ever armed (WRITTEN, and PRESENT or SWAPPED): untouched address space
+// costs no page tables and no time. A page that was purged is therefore not reported; whoever
+// purges says so to the tracker.
+class UffdAsyncBackend {
+ public:
+  // Opens the descriptors. Fails with unsupported or permission_denied; whether the kernel also
+  // does what it says is for probe_capabilities().
+  static Result<UffdAsyncBackend> open();
+
+  BackendKind kind() const { return BackendKind::uffd_async; }
+  Result<void> watch(ByteRange range);
+  void unwatch(ByteRange range);
+  Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
+  Result<void> prefill_zero(ByteRange range);
+
+ private:
+  UffdAsyncBackend(UniqueFd fd, PagemapScanner scanner)
+      : fd_(std::move(fd)), scanner_(std::move(scanner)) {}
+
+  UniqueFd fd_;
+  PagemapScanner scanner_;
+};
+
+static_assert(DirtyBackend<UffdAsyncBackend>);
+
+}  // namespace pagetide
