@@ -48,8 +48,9 @@ void RankedMutex::lock() {
 }
 
 void RankedMutex::unlock() {
-  mutex_.unlock();
+  // First: releasing what another thread holds is undefined.
   pop(*this);
+  mutex_.unlock();
 }
 
 #else

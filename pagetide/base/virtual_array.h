@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -37,14 +39,16 @@ class VirtualArray {
 
   static Result<VirtualArray> create(std::size_t count) {
     VirtualArray array;
-    array.size_ = count;
     if (count == 0) return array;
+    // Beyond this the size in bytes would wrap around.
+    if (count > (SIZE_MAX - page_size()) / sizeof(T)) return cannot_map(ENOMEM);
+    array.size_ = count;
     void* p = ::mmap(nullptr, array.mapped_bytes(), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
+      const int e = errno;
       array.size_ = 0;
-      return system_failure("map a table of the library", errno,
-                            "Lower the reservation, or raise ulimit -v or vm.overcommit_memory.");
+      return cannot_map(e);
     }
     array.data_ = static_cast<T*>(p);
     return array;
@@ -62,6 +66,10 @@ class VirtualArray {
   }
 
  private:
+  static tl::unexpected<Error> cannot_map(int system_errno) {
+    return system_failure("map a table of the library", system_errno,
+                          "Lower the reservation, or raise ulimit -v or vm.overcommit_memory.");
+  }
   std::size_t mapped_bytes() const { return round_up(size_ * sizeof(T), page_size()); }
 
   T* data_ = nullptr;

@@ -98,6 +98,7 @@ struct Snapshotter::Impl {
 
   Result<void> prepare();
   Result<void> load_base();
+  void widen_to_base(const UsedRanges& used);
   Result<void> capture(SegmentWriter& segment, HeapFacts& facts);
   Result<void> capture_pages(PageRange run, SegmentWriter& segment);
   Result<void> flush(SegmentWriter& segment);
@@ -143,6 +144,16 @@ Result<void> Snapshotter::Impl::load_base() {
   return {};
 }
 
+// The tracker's epoch began when the arena was made, or with the snapshot it was last saved as.
+// Where that is in another store, the pages that are clean since then are unknown to this one.
+void Snapshotter::Impl::widen_to_base(const UsedRanges& used) {
+  if (base_id != 0 || arena.origin().snapshot == 0) return;
+  for (const ByteRange& range : used.span()) {
+    collected.written.set_range(PageRange::covering(range, arena.range()));
+  }
+  collected.zeroed -= collected.written;
+}
+
 // Inside the stop: allocates nothing, and takes no lock that a writer outside the arena's calls
 // could hold. Writes to the disk only when the staging memory is full.
 Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts) {
@@ -152,13 +163,7 @@ Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts
       !r) {
     return r;
   }
-  if (base_id == 0) {
-    // Relative to nothing: what was clean before counts too.
-    for (const ByteRange& range : used.span()) {
-      collected.written.set_range(PageRange::covering(range, arena.range()));
-    }
-    collected.zeroed -= collected.written;
-  }
+  widen_to_base(used);
   facts.heap_bytes = arena.heap().heap_bytes();
   facts.image_pages = (used.end() - region_begin()) / page_size();
   facts.holds_code_addresses = arena.heap().holds_code_addresses();
@@ -403,12 +408,7 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
     return propagate(r);
   }
-  if (s.base_id == 0) {
-    for (const ByteRange& range : before.span()) {
-      s.collected.written.set_range(PageRange::covering(range, s.arena.range()));
-    }
-    s.collected.zeroed -= s.collected.written;
-  }
+  s.widen_to_base(before);
   if (auto r = s.put_back(*target, stats); !r) {
     tracker.put_back(watch, s.collected);
     return propagate(r);

@@ -13,7 +13,7 @@
 namespace pagetide {
 
 struct SnapshotterOptions {
-  Quiesce quiesce;
+  Quiesce quiesce = {};
   // Copies of changed pages kept in memory during the stop; past this they are written to the
   // disk while writers are held. The memory is kept for the next snapshot.
   std::size_t staging_bytes = std::size_t{256} << 20;

@@ -44,7 +44,7 @@ struct OpenArenaOptions {
   // Opens an arena that holds code addresses although the program is another build or loaded
   // elsewhere: every vtable and function pointer inside dangles.
   bool ignore_program_identity = false;
-  Progress progress;  // in pages
+  Progress progress = {};  // in pages
 };
 
 // The snapshots of a store and what could not be read of it.

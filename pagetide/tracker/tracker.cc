@@ -55,6 +55,15 @@ std::uint64_t now_ns() {
 
 struct Tracker::Impl {
   explicit Impl(AnyBackend b) : backend(std::move(b)) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    // In a forked child the descriptors would unregister the parent's memory.
+    if (forked()) return;
+    for (auto& watched : watches) {
+      if (watched) backend.unwatch(watched->range);
+    }
+  }
 
   mutable RankedMutex mutex{LockRank::tracker, "tracker"};
   AnyBackend backend;
@@ -107,14 +116,7 @@ struct Tracker::Impl {
 Tracker::Tracker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tracker::Tracker(Tracker&&) noexcept = default;
 Tracker& Tracker::operator=(Tracker&&) noexcept = default;
-
-Tracker::~Tracker() {
-  // In a forked child the descriptors would unregister the parent's memory.
-  if (!impl_ || impl_->forked()) return;
-  for (auto& watched : impl_->watches) {
-    if (watched) impl_->backend.unwatch(watched->range);
-  }
-}
+Tracker::~Tracker() = default;
 
 Tracker Tracker::over(AnyBackend backend) {
   return Tracker(std::make_unique<Impl>(std::move(backend)));

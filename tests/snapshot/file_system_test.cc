@@ -317,6 +317,12 @@ TEST_P(FileSystemTest, RenameOfADirectoryTakesItsFilesAlong) {
   EXPECT_THAT(fs().list(world_.root).value(), UnorderedElementsAre("e"));
 }
 
+TEST_P(FileSystemTest, RenameToItselfChangesNothing) {
+  write_file(fs(), path("f"), "content");
+  ASSERT_TRUE(fs().rename(path("f"), path("f")));
+  EXPECT_EQ(read_all(fs(), path("f")), "content");
+}
+
 TEST_P(FileSystemTest, ImpossibleRenamesChangeNothing) {
   ASSERT_TRUE(fs().create_directory(path("d")));
   write_file(fs(), path("d/inner"), "1");
@@ -615,6 +621,12 @@ TEST_F(PosixFileSystemTest, LockOfAnotherProcessIsBusyUntilItDies) {
                     HasSubstr("only read work meanwhile")));
   child.kill();
   EXPECT_TRUE(fs().lock(path("lock")));
+}
+
+TEST_F(PosixFileSystemTest, LockOfThisProcessIsToldApart) {
+  const auto held = fs().lock(path("lock")).value();
+  EXPECT_THAT(fs().lock(path("lock")).error().message(),
+              HasSubstr("already open for writing in this process"));
 }
 
 TEST_F(PosixFileSystemTest, ForkedChildDoesNotGiveUpTheLockOfItsParent) {

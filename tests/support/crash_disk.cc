@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -363,9 +362,7 @@ void CrashDisk::settle(const Draft& draft, Random* random) {
   for (const auto& [directory, entries] : draft) directory->durable_entries = entries;
   unsynced_changes_.clear();
   root_->entries = root_->durable_entries;
-  std::set<const CrashInode*> settled;  // a file may have two names
   walk(*root_, durable_entries, [&](const std::string&, const CrashInodePtr& inode) {
-    if (!settled.insert(inode.get()).second) return;
     inode->entries = inode->durable_entries;
     if (random != nullptr) {
       keep_some_unsynced_content(*inode, *random);

@@ -50,7 +50,8 @@ class CrashFileSystem final : public FileSystem {
 
   // Faults. Operation numbers are those of operations(); several faults may be set.
 
-  // This operation and everything after it, reads included, fails with system_failure.
+  // This operation and everything after it, reads included, fails with system_failure. When it is
+  // past already, the next one does.
   void crash_at(std::size_t operation, CrashTiming timing = CrashTiming::before);
   bool crashed() const;
   // This operation alone fails with the errno. A failing append has written half of its bytes

@@ -1,0 +1,114 @@
+#include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/heap_layout.h"
+#include "pagetide/allocator/program_identity.h"
+#include "pagetide/base/page_range.h"
+#include "pagetide/snapshot/format.h"
+#include "pagetide/tracker/capabilities.h"
+#include "tools/cli/json.h"
+#include "tools/cli/table.h"
+#include "tools/cli/text.h"
+#include "tools/cli/verbs.h"
+
+namespace pagetide::cli {
+
+namespace {
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "GCC " __VERSION__;
+#endif
+constexpr const char* kBuildType = PAGETIDE_CLI_BUILD_TYPE;
+
+bool is_fallback(const Capabilities& found) {
+  return found.chosen != BackendKind::uffd_async;
+}
+
+void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output& out) {
+  Json capabilities = Json::array();
+  for (const Capability& item : found.items) {
+    capabilities.push_back(
+        {{"name", item.name}, {"available", item.available}, {"detail", item.detail}});
+  }
+  Json rows = Json::array();
+  for (const ClearDispatchRow& row : clear.rows) {
+    Json json = {{"first_bytes", row.first_bytes}, {"last_bytes", nullptr}};
+    if (row.last_bytes != SIZE_MAX) json["last_bytes"] = row.last_bytes;
+    json["kernel"] = row.kernel_name;
+    rows.push_back(std::move(json));
+  }
+  print_json({{"version", PAGETIDE_CLI_VERSION},
+              {"build",
+               {{"compiler", kCompiler},
+                {"type", kBuildType},
+                {"build_id", current_program().build_id_hex()}}},
+              {"store_format", format::kVersion},
+              {"heap_layout", layout::kVersion},
+              {"page_bytes", page_size()},
+              {"capabilities", std::move(capabilities)},
+              {"backend",
+               {{"chosen", to_string(found.chosen)},
+                {"fallback", is_fallback(found)},
+                {"reason", found.reason}}},
+              {"clear",
+               {{"kernel", clear_kernel_name(clear.kernel)},
+                {"rows", std::move(rows)},
+                {"reason", clear.reason}}}},
+             out);
+}
+
+std::string last_bytes(const ClearDispatchRow& row) {
+  return row.last_bytes == SIZE_MAX ? "-" : std::to_string(row.last_bytes);
+}
+
+void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output& out) {
+  out.print("pagetide {}, {}{}{}, store format {}, heap layout {}, pages of {} bytes\n",
+            PAGETIDE_CLI_VERSION, kCompiler, *kBuildType == '\0' ? "" : ", ", kBuildType,
+            format::kVersion, layout::kVersion, page_size());
+  Table items({{"capability", Align::left}, {"here", Align::left}, {"detail", Align::left}});
+  for (const Capability& item : found.items) {
+    items.add({item.name, item.available ? "yes" : "no", item.detail});
+  }
+  out.write("\n");
+  out.write(items.render());
+  out.print("\nwrite tracking: {}\n  {}\n", to_string(found.chosen), found.reason);
+  out.print("\nclearing memory: {}\n  {}\n", clear_kernel_name(clear.kernel), clear.reason);
+  Table rows({{"from bytes"}, {"to bytes"}, {"kernel", Align::left}});
+  for (const ClearDispatchRow& row : clear.rows) {
+    rows.add({std::to_string(row.first_bytes), last_bytes(row), std::string(row.kernel_name)});
+  }
+  out.write(rows.render("  "));
+}
+
+// Whether what was chosen was found to work.
+bool is_usable(const Capabilities& found) {
+  if (!is_fallback(found)) return true;
+  const Capability* compare = found.find("compare.always");
+  return compare != nullptr && compare->available;
+}
+
+}  // namespace
+
+ExitCode run_doctor(const DoctorOptions& options, Output& out) {
+  const Capabilities found = probe_capabilities();
+  const ClearDispatch clear = describe_clear_dispatch();
+  if (options.as_json) {
+    print_as_json(found, clear, out);
+  } else {
+    print_as_text(found, clear, out);
+  }
+  if (auto r = out.flush(); !r) return report_output_failure(r.error());
+  if (!is_usable(found)) {
+    report("no way of tracking writes works here: " + found.reason);
+    return ExitCode::problem;
+  }
+  if (is_fallback(found)) {
+    warn(fmt::format(
+        "the fallback '{}' is in use: snapshots are right, but each one reads the whole "
+        "heap. {}",
+        to_string(found.chosen), found.reason));
+  }
+  return ExitCode::fine;
+}
+
+}  // namespace pagetide::cli

@@ -1,0 +1,236 @@
+#include "tools/cli/heap_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "pagetide/allocator/heap_layout.h"
+#include "pagetide/base/bytes.h"
+#include "tools/cli/text.h"
+
+namespace pagetide::cli {
+
+using layout::SpanEntry;
+using layout::SpanKind;
+
+void SparseImage::add(PageRange pages, std::span<const std::byte> content) {
+  const std::size_t page = page_size();
+  for (std::size_t i = 0; i < pages.count; ++i) {
+    const auto bytes = content.subspan(i * page, page);
+    pages_[pages.first + i].assign(bytes.begin(), bytes.end());
+  }
+}
+
+void SparseImage::read(std::uint64_t offset_bytes, std::span<std::byte> target) const {
+  const std::size_t page = page_size();
+  while (!target.empty()) {
+    const std::size_t begin = offset_bytes % page;
+    const std::size_t size = std::min(target.size(), page - begin);
+    const auto found = pages_.find(offset_bytes / page);
+    if (found == pages_.end()) {
+      std::memset(target.data(), 0, size);
+    } else {
+      std::memcpy(target.data(), found->second.data() + begin, size);
+    }
+    offset_bytes += size;
+    target = target.subspan(size);
+  }
+}
+
+std::vector<std::uint64_t> SparseImage::pages() const {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& page : pages_) numbers.push_back(page.first);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+std::uint64_t HeapView::live_blocks() const {
+  std::uint64_t blocks = large_blocks;
+  for (const SizeClassView& c : classes) blocks += c.live_blocks;
+  return blocks;
+}
+
+std::uint64_t HeapView::live_bytes() const {
+  std::uint64_t bytes = large_bytes;
+  for (const SizeClassView& c : classes) bytes += c.live_bytes();
+  return bytes;
+}
+
+namespace {
+
+template <typename T>
+T read_struct(const SparseImage& image, std::uint64_t offset) {
+  std::array<std::byte, sizeof(T)> bytes;
+  image.read(offset, bytes);
+  return std::bit_cast<T>(bytes);
+}
+
+template <std::size_t N>
+std::string_view until_zero(const std::array<char, N>& text) {
+  return {text.data(),
+          static_cast<std::size_t>(std::find(text.begin(), text.end(), '\0') - text.begin())};
+}
+
+// One decoding. The superblock was checked, so its offsets are those of a real heap and
+// spans_used is at most span_count.
+class Decoder {
+ public:
+  Decoder(const SparseImage& image, const layout::Superblock& superblock)
+      : image_(image), superblock_(superblock) {
+    view_.name = until_zero(superblock.name);
+    view_.layout_version = superblock.version;
+    view_.base = superblock.base;
+    view_.reserve_bytes = superblock.reserve_bytes;
+    view_.data_offset = superblock.data_offset;
+    view_.span_bytes = superblock.span_bytes;
+    view_.span_count = superblock.span_count;
+    view_.spans_touched = superblock.spans_used;
+    view_.holds_code_addresses = (superblock.flags & layout::kHoldsCodeAddresses) != 0;
+  }
+
+  HeapView run() {
+    read_roots();
+    read_spans();
+    for (std::size_t c = 0; c < classes_.size(); ++c) {
+      if (classes_[c].spans == 0) continue;
+      classes_[c].slot_bytes = layout::kSlotBytes[c];
+      view_.classes.push_back(classes_[c]);
+    }
+    return std::move(view_);
+  }
+
+ private:
+  void problem(std::string text) {
+    ++view_.problem_count;
+    if (view_.problems.size() < kMaxHeapProblems) view_.problems.push_back(std::move(text));
+  }
+
+  void read_roots() {
+    const ByteRange data{superblock_.base + superblock_.data_offset,
+                         superblock_.spans_used * layout::kSpanBytes};
+    for (std::size_t i = 0; i < layout::kRootCapacity; ++i) {
+      const auto entry = read_struct<layout::RootEntry>(
+          image_, superblock_.roots_offset + i * sizeof(layout::RootEntry));
+      const std::string_view name = until_zero(entry.name);
+      if (name.empty()) continue;
+      if (name.size() == entry.name.size()) {
+        problem(fmt::format("the name of root {} does not end.", i));
+      }
+      if (!data.contains({entry.address, entry.size_bytes})) {
+        problem(fmt::format("the root '{}' lies outside the heap's data, at {:#x} with {} bytes.",
+                            printable(name), entry.address, entry.size_bytes));
+      }
+      view_.roots.push_back({std::string(name), entry.address, entry.size_bytes, entry.type_hash});
+    }
+  }
+
+  // Only pages that are stored are looked at: entries in any other are zero, which means free. So
+  // the work is bounded by what was read, whatever spans_used says.
+  void read_spans() {
+    const std::size_t per_page = page_size() / sizeof(SpanEntry);
+    const std::uint64_t first_page = superblock_.spans_offset / page_size();
+    std::uint64_t next = 0;
+    for (const std::uint64_t page : image_.pages()) {
+      if (page < first_page) continue;
+      std::uint64_t span = (page - first_page) * per_page;
+      if (span >= superblock_.spans_used) return;
+      const std::uint64_t end = std::min<std::uint64_t>(span + per_page, superblock_.spans_used);
+      span = std::max(span, next);
+      while (span < end) span += read_span(span);
+      next = std::max(next, span);
+    }
+  }
+
+  // Returns how many spans the entry stands for.
+  std::uint64_t read_span(std::uint64_t span) {
+    const auto entry =
+        read_struct<SpanEntry>(image_, superblock_.spans_offset + span * sizeof(SpanEntry));
+    if (entry.kind == SpanKind::free) return 1;
+    if (entry.kind == SpanKind::small && entry.size_class < layout::kSizeClasses &&
+        entry.run_spans == 1) {
+      read_small_span(span, entry.size_class);
+      return 1;
+    }
+    const std::uint64_t left = superblock_.spans_used - span;
+    if (entry.kind == SpanKind::large && entry.run_spans >= 1 && entry.run_spans <= left) {
+      view_.spans_in_use += entry.run_spans;
+      view_.large_blocks += 1;
+      view_.large_bytes += entry.run_spans * layout::kSpanBytes;
+      return entry.run_spans;
+    }
+    problem(fmt::format("entry {} of the span table is none (kind {}, class {}, {} spans).", span,
+                        static_cast<unsigned>(entry.kind), entry.size_class, entry.run_spans));
+    return 1;
+  }
+
+  void read_small_span(std::uint64_t span, std::size_t size_class) {
+    const std::size_t slots = layout::slots_per_span(size_class);
+    SizeClassView& view = classes_[size_class];
+    view_.spans_in_use += 1;
+    view.spans += 1;
+    view.slots += slots;
+    bool has_stray_bits = false;
+    constexpr std::size_t kSlotsPerLine = layout::kWordsPerGroup * 64;
+    for (std::size_t group = 0; group * kSlotsPerLine < slots; ++group) {
+      const auto line = read_struct<std::array<std::uint64_t, layout::kWordsPerGroup>>(
+          image_, superblock_.bitmaps_offset + group * superblock_.group_bytes +
+                      span * layout::kBytesPerGroupLine);
+      for (std::size_t i = 0; i < line.size(); ++i) {
+        const std::size_t first = group * kSlotsPerLine + i * 64;
+        const std::size_t count = std::clamp<std::size_t>(slots, first, first + 64) - first;
+        const std::uint64_t valid =
+            count == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+        has_stray_bits = has_stray_bits || (line[i] & ~valid) != 0;
+        view.live_blocks += static_cast<std::uint64_t>(std::popcount(line[i] & valid));
+      }
+    }
+    if (has_stray_bits) problem(fmt::format("the slot bitmap of span {} has bits too many.", span));
+  }
+
+  const SparseImage& image_;
+  const layout::Superblock& superblock_;
+  HeapView view_;
+  std::array<SizeClassView, layout::kSizeClasses> classes_{};
+};
+
+}  // namespace
+
+Result<HeapView> decode_heap(const SparseImage& image, const SnapshotInfo& info) {
+  const auto superblock = read_struct<layout::Superblock>(image, 0);
+  const ByteRange region{info.region_base, info.reserve_bytes};
+  if (auto r = layout::check_superblock(superblock, region); !r) return propagate(r);
+  return Decoder(image, superblock).run();
+}
+
+Result<HeapView> read_heap(Store& store, const SnapshotInfo& info, const Progress& progress) {
+  Result<layout::Geometry> geometry = layout::geometry_for(info.reserve_bytes);
+  if (!geometry) {
+    return failure(ErrorCode::damaged, "the snapshot's region is too small to hold a heap.");
+  }
+  const std::size_t metadata_pages = geometry->data_offset / page_size();
+  SparseImage image;
+  bool is_complete = false;
+  auto read = store.read_image(
+      info.id,
+      [&](PageRange pages, std::span<const std::byte> content) -> Result<void> {
+        const PageRange wanted = pages.intersect({0, metadata_pages});
+        image.add(wanted, content.first(wanted.count * page_size()));
+        if (pages.end() < metadata_pages) return {};
+        // Runs ascend, so nothing of interest follows; an error is how a visitor ends a reading.
+        is_complete = true;
+        return failure(ErrorCode::busy, "enough was read");
+      },
+      [&](std::uint64_t done, std::uint64_t) {
+        if (progress) progress(std::min<std::uint64_t>(done, metadata_pages), metadata_pages);
+      });
+  if (!read && !is_complete) return propagate(read);
+  if (progress) progress(metadata_pages, metadata_pages);
+  return decode_heap(image, info);
+}
+
+}  // namespace pagetide::cli
