@@ -91,7 +91,8 @@ void compare_collects(benchmark::State& state, std::size_t pages_of_a_round,
     if (auto r = tracked->populate(); !r) return skip(state, r.error());
   }
   compare(
-      state, kComparePeer, {.count = 10, .operations = static_cast<double>(pages_of_a_round)},
+      state, kComparePeer,
+      {.count = 10, .operations = static_cast<double>(pages_of_a_round), .unit = Unit::ns},
       [&] { return collect(**async); }, [&] { return collect(**compare_all); });
 }
 
@@ -143,7 +144,8 @@ void compare_with_plain_memory(benchmark::State& state, const char* peer_name,
   const Pages plain(write_bytes());
   if (plain.range().empty()) return state.SkipWithError("cannot map memory");
   compare(
-      state, peer_name, {.count = 10, .operations = static_cast<double>(plain.count())},
+      state, peer_name,
+      {.count = 10, .operations = static_cast<double>(plain.count()), .unit = Unit::ns},
       [&] { return ours(**tracked); }, [&] { return peer(plain.range()); });
 }
 

@@ -35,6 +35,20 @@ void skip(benchmark::State& state, const Error& error) {
   state.SkipWithError(error.message().c_str());
 }
 
+void set_time_counter(benchmark::State& state, const std::string& name, double seconds, Unit unit) {
+  switch (unit) {
+    case Unit::ns:
+      state.counters[name + "_ns"] = seconds * 1e9;
+      break;
+    case Unit::us:
+      state.counters[name + "_us"] = seconds * 1e6;
+      break;
+    case Unit::ms:
+      state.counters[name + "_ms"] = seconds * 1e3;
+      break;
+  }
+}
+
 Pages::Pages(std::size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

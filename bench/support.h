@@ -37,10 +37,16 @@ double seconds_of(Work&& work) {
 // Ends the benchmark with the reason as its result; it becomes a row that says so.
 void skip(benchmark::State& state, const Error& error);
 
+enum class Unit : std::uint8_t { ns, us, ms };
+
 struct Rounds {
   int count = 10;
   double operations = 1;  // in a round; times are shown for one of them
+  Unit unit = Unit::us;   // of the peer's time
 };
+
+// The counter `name`_ns, `name`_us or `name`_ms.
+void set_time_counter(benchmark::State& state, const std::string& name, double seconds, Unit unit);
 
 // One side of a comparison. Does its set-up, then its work, and returns the seconds of the work.
 template <typename F>
@@ -51,7 +57,7 @@ concept Side = requires(F& side) {
 // Runs ours and the peer in turn, in one process and one series, the first one changing with each
 // round: drift of the machine hits both alike. Sets
 //   time     of one operation of ours, the median of the rounds
-//   peer_us  the same of the peer
+//   peer_us  the same of the peer (or peer_ns, peer_ms)
 //   ratio    peer's time divided by ours: above 1, Pagetide is the faster one by that factor;
 //            below 1 it loses
 //   label    who the peer is
@@ -77,7 +83,7 @@ void compare(benchmark::State& state, const std::string& peer_name, const Rounds
     }
     state.SetIterationTime(median(our_times) / rounds.operations);
   }
-  state.counters["peer_us"] = median(peer_times) / rounds.operations * 1e6;
+  set_time_counter(state, "peer", median(peer_times) / rounds.operations, rounds.unit);
   state.counters["ratio"] = median(peer_times) / median(our_times);
   state.SetLabel("peer: " + peer_name);
 }

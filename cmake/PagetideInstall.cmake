@@ -4,8 +4,27 @@ install(TARGETS pagetide_shared pagetide_static pagetide_headers pagetide_cli
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Public headers; what only the library itself includes stays at home.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp"
+  PATTERN "base/fatal.h" EXCLUDE
+  PATTERN "base/hash.h" EXCLUDE
+  PATTERN "base/syscalls.h" EXCLUDE
+  PATTERN "base/unique_fd.h" EXCLUDE
+  PATTERN "base/virtual_array.h" EXCLUDE
+  PATTERN "tracker/compare_backend.h" EXCLUDE
+  PATTERN "tracker/disabled_features.h" EXCLUDE
+  PATTERN "tracker/kernel_abi.h" EXCLUDE
+  PATTERN "tracker/pagemap_scan.h" EXCLUDE
+  PATTERN "tracker/uffd_async_backend.h" EXCLUDE
+  PATTERN "allocator/arena_resource.h" EXCLUDE
+  PATTERN "allocator/span_supply.h" EXCLUDE
+  PATTERN "allocator/clear/kernels.h" EXCLUDE
+  PATTERN "snapshot/draft.h" EXCLUDE
+  PATTERN "snapshot/format.h" EXCLUDE
+  PATTERN "snapshot/page_map.h" EXCLUDE
+  PATTERN "snapshot/segment.h" EXCLUDE
+  PATTERN "snapshot/store_impl.h" EXCLUDE)
 install(EXPORT pagetide-targets NAMESPACE pagetide:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/pagetide)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pagetide-config.cmake.in
   ${PROJECT_BINARY_DIR}/pagetide-config.cmake

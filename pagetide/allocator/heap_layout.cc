@@ -52,7 +52,8 @@ Result<void> check_superblock(const Superblock& s, ByteRange where) {
   const Geometry found{s.runtime_offset, s.roots_offset, s.spans_offset, s.bitmaps_offset,
                        s.group_bytes,    s.data_offset,  s.span_count};
   const bool named = std::find(s.name.begin(), s.name.end(), '\0') != s.name.end();
-  if (found != *expected || s.spans_used > s.span_count || !named) {
+  const bool known = s.version != 0 && (s.flags & ~kHoldsCodeAddresses) == 0;
+  if (found != *expected || s.spans_used > s.span_count || !named || !known) {
     return failure(ErrorCode::damaged, "the heap's superblock contradicts itself.");
   }
   return {};

@@ -83,7 +83,7 @@ template <typename T>
 bool take(std::span<const std::byte>& rest, std::uint64_t count, std::vector<T>& values) {
   if (count > rest.size() / sizeof(T)) return false;
   values.resize(count);
-  std::memcpy(values.data(), rest.data(), count * sizeof(T));
+  if (count > 0) std::memcpy(values.data(), rest.data(), count * sizeof(T));
   rest = rest.subspan(count * sizeof(T));
   return true;
 }

@@ -13,7 +13,8 @@ namespace pagetide {
 // and reports only pages whose content changed. Costs a pass over the memory of each collect,
 // about 0.4 us a page, and 16 bytes a page. It is the oracle of the tests.
 //
-// The first collect reports every page that is not all zero.
+// The first collect reports every page that is not all zero. Pages that cannot be read at the
+// moment (PROT_NONE) are passed over and compared by the first collect that can read them.
 class CompareBackend {
  public:
   static Result<CompareBackend> open();

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <random>
@@ -12,17 +12,19 @@ namespace package_index {
 
 namespace {
 
-// The stanzas that apt-cache gives, up to `records`, and how many they are.
-std::size_t copy_from_apt(std::ofstream& file, std::size_t records) {
+// The stanzas that apt-cache gives, up to `at_most`, and how many they are.
+std::size_t copy_from_apt(std::ofstream& file, std::size_t at_most) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> apt(
       ::popen("apt-cache dumpavail 2>/dev/null", "re"), ::pclose);
   if (apt == nullptr) return 0;
   std::size_t count = 0;
-  std::array<char, 65536> line{};
-  while (count < records && std::fgets(line.data(), line.size(), apt.get()) != nullptr) {
-    file << line.data();
-    if (line.front() == '\n') ++count;
+  char* line = nullptr;
+  std::size_t line_bytes = 0;
+  while (count<at_most&& ::getline(&line, &line_bytes, apt.get())> 0) {
+    file << line;
+    if (*line == '\n') ++count;
   }
+  std::free(line);
   return count;
 }
 
@@ -43,18 +45,20 @@ void make_up(std::ofstream& file, std::size_t records) {
 
 }  // namespace
 
-SampleInput write_sample_input(const std::string& path, std::size_t records) {
+SampleInput write_sample_input(const std::string& path, std::size_t at_least, std::size_t at_most) {
   {
     std::ofstream file(path, std::ios::binary);
-    const std::size_t copied = copy_from_apt(file, records);
-    if (copied == records) {
-      return {records, fmt::format("the first {} records of apt-cache dumpavail", records)};
+    const std::size_t copied = copy_from_apt(file, at_most);
+    if (copied >= at_least) {
+      return {copied, fmt::format("the first {} records of apt-cache dumpavail", copied)};
     }
   }
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  make_up(file, records);
-  return {records, fmt::format("{} records made up in the syntax of apt-cache dumpavail, because "
-                               "that has fewer", records)};
+  make_up(file, at_least);
+  return {
+      at_least,
+      fmt::format("{} records made up in the syntax of apt-cache dumpavail, because that has fewer",
+                  at_least)};
 }
 
 }  // namespace package_index

@@ -98,9 +98,8 @@ void read_until_end(pid_t pid, UniqueFd& out, UniqueFd& err, RunResult& result) 
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
     std::array<pollfd, 2> polled{{{out.get(), POLLIN, 0}, {err.get(), POLLIN, 0}}};
-    const int n = left.count() > 0 ? ::poll(polled.data(), polled.size(),
-                                            static_cast<int>(left.count()))
-                                   : 0;
+    const int n =
+        left.count() > 0 ? ::poll(polled.data(), polled.size(), static_cast<int>(left.count())) : 0;
     if (n == 0) {
       ::kill(pid, SIGKILL);
       return;

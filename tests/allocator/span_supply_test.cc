@@ -1,0 +1,274 @@
+#include "pagetide/allocator/span_supply.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pagetide/base/hash.h"
+#include "tests/support/must.h"
+#include "tests/support/random_source.h"
+
+namespace pagetide {
+namespace {
+
+using namespace literals;
+using layout::kSpanBytes;
+
+class SpanSupplyTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kReserveBytes = 16_MiB;
+
+  SpanSupplyTest()
+      : region_(must(Region::reserve(options()))),
+        geometry_(must(layout::geometry_for(kReserveBytes))),
+        supply_(must(SpanSupply::create(region_, geometry_))) {}
+
+  static RegionOptions options() {
+    RegionOptions result;
+    result.reserve_bytes = kReserveBytes;
+    return result;
+  }
+  std::size_t spans() const { return geometry_.span_count; }
+  std::byte* data(std::size_t span) const {
+    return region_.base() + geometry_.data_offset + span * kSpanBytes;
+  }
+  // One span for whoever does not care which.
+  std::size_t allocate(std::size_t count, std::size_t alignment = 1) {
+    return supply_.allocate(count, alignment, high_water_).value();
+  }
+
+  Region region_;
+  layout::Geometry geometry_;
+  SpanSupply supply_;
+  std::uint64_t high_water_ = 0;
+};
+
+// The slow twin: tries every run, lowest first.
+class Model {
+ public:
+  Model(std::size_t spans, std::uintptr_t origin) : used_(spans, false), origin_(origin) {}
+
+  std::optional<std::size_t> allocate(std::size_t count, std::size_t alignment) {
+    for (std::size_t first = 0; first + count <= used_.size(); ++first) {
+      if ((origin_ + first * kSpanBytes) % (alignment * kSpanBytes) != 0) continue;
+      if (std::any_of(at(first), at(first + count), [](bool used) { return used; })) continue;
+      std::fill(at(first), at(first + count), true);
+      return first;
+    }
+    return std::nullopt;
+  }
+  void release(std::size_t first, std::size_t count) {
+    std::fill(at(first), at(first + count), false);
+  }
+  void mark(std::size_t first, std::size_t count) { std::fill(at(first), at(first + count), true); }
+  std::size_t used() const {
+    return static_cast<std::size_t>(std::count(used_.begin(), used_.end(), true));
+  }
+
+ private:
+  std::vector<bool>::iterator at(std::size_t i) {
+    return used_.begin() + static_cast<std::ptrdiff_t>(i);
+  }
+  std::vector<bool> used_;
+  std::uintptr_t origin_;
+};
+
+TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) {
+  RandomSource random;
+  Model model(spans(), reinterpret_cast<std::uintptr_t>(data(0)));
+  std::map<std::size_t, std::size_t> runs;  // first, count
+  std::size_t high_water = 0;
+  for (std::size_t step = 0; step < scaled(3000); ++step) {
+    if (runs.empty() || random.one_in(2)) {
+      const std::size_t count = random.one_in(3) ? random.between(1, spans() / 4) : random.between(1, 4);
+      const std::size_t alignment = std::size_t{1} << random.below(random.one_in(4) ? 6 : 1);
+      const auto expected = model.allocate(count, alignment);
+      const auto got = supply_.allocate(count, alignment, high_water_);
+      ASSERT_EQ(got, expected) << count << " spans aligned to " << alignment;
+      if (got) {
+        ASSERT_TRUE(is_all_zero(data(*got), count * kSpanBytes));
+        std::memset(data(*got), 7, count * kSpanBytes);
+        high_water = std::max(high_water, *got + count);
+        runs.emplace(*got, count);
+      }
+    } else {
+      const auto run = std::next(runs.begin(), static_cast<std::ptrdiff_t>(random.below(runs.size())));
+      supply_.release(run->first, run->second);
+      model.release(run->first, run->second);
+      ASSERT_TRUE(is_all_zero(data(run->first), run->second * kSpanBytes));
+      runs.erase(run);
+    }
+    ASSERT_EQ(supply_.used_spans(), model.used());
+    ASSERT_EQ(high_water_, high_water);
+  }
+}
+
+TEST_F(SpanSupplyTest, can_hand_out_every_span_and_no_more) {
+  for (std::size_t span = 0; span < spans(); ++span) {
+    ASSERT_EQ(supply_.allocate(1, 1, high_water_), span);
+    std::memset(data(span), 1, kSpanBytes);
+  }
+  EXPECT_EQ(supply_.allocate(1, 1, high_water_), std::nullopt);
+  supply_.release(spans() - 1, 1);
+  EXPECT_EQ(supply_.allocate(2, 1, high_water_), std::nullopt);
+  EXPECT_EQ(supply_.allocate(1, 1, high_water_), spans() - 1);
+  EXPECT_EQ(high_water_, spans());
+}
+
+TEST_F(SpanSupplyTest, can_hand_out_everything_as_one_run) {
+  EXPECT_EQ(supply_.allocate(spans() + 1, 1, high_water_), std::nullopt);
+  EXPECT_EQ(supply_.allocate(spans(), 1, high_water_), 0U);
+  EXPECT_EQ(supply_.used_spans(), spans());
+}
+
+TEST_F(SpanSupplyTest, a_failed_allocation_changes_nothing) {
+  allocate(2);
+  EXPECT_EQ(supply_.allocate(spans(), 1, high_water_), std::nullopt);
+  EXPECT_EQ(supply_.used_spans(), 2U);
+  EXPECT_EQ(high_water_, 2U);
+  EXPECT_EQ(allocate(1), 2U);
+}
+
+TEST_F(SpanSupplyTest, a_released_run_costs_no_memory_and_is_logged_as_purged) {
+  allocate(8);
+  std::memset(data(0), 1, 8 * kSpanBytes);
+  must(region_.tracker().collect(region_.watch(), CollectMode::take));
+  supply_.release(2, 4);
+  const Collected collected =
+      must(region_.tracker().collect(region_.watch(), CollectMode::take));
+  DirtyBitmap known = collected.written;
+  known |= collected.zeroed;
+  const std::size_t first = static_cast<std::size_t>(data(2) - region_.base()) / page_size();
+  EXPECT_EQ(known.next_run(0), (PageRange{first, 4 * kSpanBytes / page_size()}));
+  EXPECT_EQ(known.count(), 4 * kSpanBytes / page_size());
+}
+
+TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time) {
+  const auto written_after_reads = [&](std::size_t span) {
+    must(region_.tracker().collect(region_.watch(), CollectMode::take));
+    for (std::size_t i = 0; i < kSpanBytes; i += page_size()) {
+      EXPECT_EQ(*reinterpret_cast<volatile char*>(data(span) + i), 0);
+    }
+    return must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count();
+  };
+  for (int round = 0; round < 3; ++round) {
+    const std::size_t span = allocate(1);
+    EXPECT_EQ(written_after_reads(span), 0U) << round;
+    *reinterpret_cast<volatile char*>(data(span)) = 1;
+    EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(), 1U);
+    supply_.release(span, 1);
+  }
+}
+
+TEST_F(SpanSupplyTest, locked_memory_that_comes_back_is_zero_all_the_same) {
+  const std::size_t span = allocate(1);
+  std::memset(data(span), 7, kSpanBytes);
+  ASSERT_EQ(::mlock(data(span), kSpanBytes), 0);
+  must(region_.tracker().collect(region_.watch(), CollectMode::take));
+  supply_.release(span, 1);
+  EXPECT_TRUE(is_all_zero(data(span), kSpanBytes));
+  // Its pages changed, so a take must name them.
+  EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(),
+            kSpanBytes / page_size());
+  EXPECT_EQ(allocate(1), span);
+  ::munlock(data(span), kSpanBytes);
+}
+
+TEST_F(SpanSupplyTest, after_a_reset_it_knows_what_it_was_told) {
+  RandomSource random;
+  for (std::size_t round = 0; round < scaled(200); ++round) {
+    Model model(spans(), reinterpret_cast<std::uintptr_t>(data(0)));
+    const std::size_t high_water = random.below(spans() + 1);
+    must(supply_.reset(high_water));
+    for (std::size_t span = 0; span < high_water;) {
+      const std::size_t count = random.between(1, std::min<std::size_t>(9, high_water - span));
+      if (random.one_in(2)) {
+        supply_.mark_used(span, count);
+        model.mark(span, count);
+        // Committed: the heap reads its bytes in.
+        *reinterpret_cast<volatile char*>(data(span) + count * kSpanBytes - 1) = 0;
+      }
+      span += count;
+    }
+    ASSERT_EQ(supply_.used_spans(), model.used());
+    high_water_ = high_water;
+    for (int i = 0; i < 20; ++i) {
+      const std::size_t count = random.between(1, 6);
+      ASSERT_EQ(supply_.allocate(count, 1, high_water_), model.allocate(count, 1));
+    }
+    ASSERT_EQ(supply_.used_spans(), model.used());
+  }
+}
+
+TEST_F(SpanSupplyTest, moving_keeps_what_is_handed_out) {
+  allocate(3);
+  SpanSupply moved(std::move(supply_));
+  EXPECT_EQ(moved.used_spans(), 3U);
+  EXPECT_EQ(moved.allocate(1, 1, high_water_), 3U);
+}
+
+TEST_F(SpanSupplyTest, threads_never_get_the_same_span) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i, seed = static_cast<std::uint64_t>(i)] {
+      RandomSource random(seed);
+      const auto mark = static_cast<unsigned char>(i + 1);
+      for (std::size_t step = 0; step < scaled(400); ++step) {
+        const std::size_t count = random.between(1, 8);
+        const auto first = supply_.allocate(count, 1, high_water_);
+        if (!first) continue;
+        ASSERT_TRUE(is_all_zero(data(*first), count * kSpanBytes));
+        std::memset(data(*first), mark, count * kSpanBytes);
+        std::this_thread::yield();
+        for (std::size_t at = 0; at < count * kSpanBytes; at += 509) {
+          ASSERT_EQ(static_cast<unsigned char>(data(*first)[at]), mark);
+        }
+        supply_.release(*first, count);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(supply_.used_spans(), 0U);
+}
+
+// Lets the process have no more writable memory.
+class NoMoreMemory {
+ public:
+  NoMoreMemory() {
+    ::getrlimit(RLIMIT_DATA, &before_);
+    rlimit none = before_;
+    none.rlim_cur = page_size();  // the kernel lets 0 pass, for Valgrind
+    ::setrlimit(RLIMIT_DATA, &none);
+  }
+  NoMoreMemory(const NoMoreMemory&) = delete;
+  NoMoreMemory& operator=(const NoMoreMemory&) = delete;
+  ~NoMoreMemory() { ::setrlimit(RLIMIT_DATA, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(SpanSupplyTest, a_machine_without_memory_is_exhaustion_and_passes) {
+  allocate(1);
+  std::optional<std::size_t> committed;
+  std::optional<std::size_t> beyond;
+  {
+    const NoMoreMemory limit;
+    // The rest of the first step is committed already.
+    committed = supply_.allocate(SpanSupply::kCommitSpans - 1, 1, high_water_);
+    beyond = supply_.allocate(1, 1, high_water_);
+  }
+  EXPECT_EQ(committed, 1U);
+  EXPECT_EQ(beyond, std::nullopt);
+  EXPECT_EQ(supply_.used_spans(), SpanSupply::kCommitSpans);
+  EXPECT_EQ(allocate(1), SpanSupply::kCommitSpans);
+}
+
+}  // namespace
+}  // namespace pagetide

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "pagetide/allocator/heap.h"
+#include "pagetide/base/hash.h"
+#include "tests/support/random_source.h"
+
+namespace pagetide {
+
+// What a heap ought to hold: every block with its size and what was stored in it. Does random
+// allocations and frees and says what was wrong; "" when all was well.
+class HeapModel {
+ public:
+  HeapModel(Heap& heap, RandomSource& random) : heap_(&heap), random_(&random) {}
+
+  std::size_t size() const { return blocks_.size(); }
+
+  std::string step() {
+    if (!blocks_.empty() && random_->one_in(blocks_.size() < 300 ? 3 : 2)) return free_one();
+    const std::size_t alignment = random_->one_in(4) ? std::size_t{1} << random_->below(18) : 16;
+    return allocate(random_size(), alignment);
+  }
+  // Exhaustion is no fault: the caller's to judge.
+  std::string allocate(std::size_t bytes, std::size_t alignment) {
+    auto* block = static_cast<std::byte*>(heap_->allocate(bytes, alignment));
+    if (block == nullptr) return {};
+    const std::size_t usable = heap_->usable_size(block);
+    const auto address = reinterpret_cast<std::uintptr_t>(block);
+    if (address % alignment != 0 || address % 16 != 0) return "a block is not aligned";
+    if (usable < bytes || usable == 0) return "a block is too small";
+    if (!heap_->owns(block) || !heap_->owns(block + usable - 1)) return "a block is outside the heap";
+    const auto next = blocks_.lower_bound(block);
+    if (next != blocks_.end() && block + usable > next->first) return "a block overlaps the next";
+    if (next != blocks_.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->first + previous->second.usable > block) return "a block overlaps the last";
+    }
+    const auto content = static_cast<unsigned char>(random_->between(1, 255));
+    std::memset(block, content, usable);
+    blocks_.emplace(block, Block{usable, content});
+    return {};
+  }
+  std::string free_one() {
+    const auto at = std::next(blocks_.begin(), static_cast<std::ptrdiff_t>(random_->below(size())));
+    const auto [address, block] = *at;
+    if (std::string wrong = content_of(address, block); !wrong.empty()) return wrong;
+    heap_->deallocate(address);
+    blocks_.erase(at);
+    if (heap_->clear_policy() == ClearPolicy::on_free && !is_all_zero(address, block.usable)) {
+      return "freed bytes are not zero";
+    }
+    return {};
+  }
+  std::string free_all() {
+    while (!blocks_.empty()) {
+      if (std::string wrong = free_one(); !wrong.empty()) return wrong;
+    }
+    return {};
+  }
+
+  // Compares everything: content, the walk over the heap, its own check, its statistics.
+  std::string check() const {
+    std::uint64_t bytes = 0;
+    for (const auto& [address, block] : blocks_) {
+      if (std::string wrong = content_of(address, block); !wrong.empty()) return wrong;
+      bytes += block.usable;
+    }
+    auto expected = blocks_.begin();
+    std::string wrong;
+    heap_->for_each_allocation([&](void* address, std::size_t usable) {
+      if (expected == blocks_.end() || expected->first != address ||
+          expected->second.usable != usable) {
+        wrong = "the walk differs from the model";
+        return;
+      }
+      ++expected;
+    });
+    if (!wrong.empty()) return wrong;
+    if (expected != blocks_.end()) return "the walk misses blocks";
+    const auto stats = heap_->check();
+    if (!stats) return stats.error().message();
+    if (stats->live_blocks != size() || stats->live_bytes != bytes) return "wrong statistics";
+    return {};
+  }
+
+ private:
+  struct Block {
+    std::size_t usable;
+    unsigned char content;  // of every byte
+  };
+
+  // Many small ones, some of each other size.
+  std::size_t random_size() {
+    const std::size_t kind = random_->below(10);
+    if (kind < 5) return random_->below(300);
+    if (kind < 9) return random_->below(40'000);
+    return random_->below(400'000);
+  }
+  std::string content_of(const std::byte* address, const Block& block) const {
+    if (heap_->usable_size(address) != block.usable) return "a block changed its size";
+    // Equal neighbours and a right first byte: all bytes are right.
+    const bool intact = static_cast<unsigned char>(*address) == block.content &&
+                        std::memcmp(address, address + 1, block.usable - 1) == 0;
+    return intact ? "" : "a block lost its content";
+  }
+
+  Heap* heap_;
+  RandomSource* random_;
+  std::map<std::byte*, Block> blocks_;
+};
+
+}  // namespace pagetide
