@@ -104,9 +104,11 @@ class Taker {
   std::vector<double> stops_;
 };
 
-Result<double> write_all_to_file(ByteRange data, const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!file.valid()) return system_failure("create a file", errno);
+Result<double> write_all_to_file(ByteRange data, const std::string& directory) {
+  const std::string path = directory + "/peer";
+  const UniqueFd parent(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!file.valid() || !parent.valid()) return system_failure("create a file", errno);
   ssize_t written = 0;
   int synced = 0;
   const double seconds = seconds_of([&] {
@@ -114,9 +116,10 @@ Result<double> write_all_to_file(ByteRange data, const std::string& path) {
     synced = ::fdatasync(file.get());
   });
   const int e = errno;
-  ::unlink(path.c_str());
   // Else the next snapshot waits for the file system to free what the peer wrote.
-  (void)::syncfs(file.get());
+  file.reset();
+  ::unlink(path.c_str());
+  (void)::syncfs(parent.get());
   if (written < 0) return system_failure("write all data to a file", static_cast<int>(-written));
   if (synced != 0) return system_failure("sync a file", e);
   return seconds;
@@ -151,10 +154,9 @@ void durable(benchmark::State& state, Place place) {
     if (!cost) return propagate(cost);
     return cost->durable_seconds;
   };
-  const std::string peer_file = arena.directory() + "/peer";
   compare(state, "write + fdatasync of all data; on " + file_system_of(directory_of(place)),
           {.count = 3, .unit = Unit::ms}, take,
-          [&] { return write_all_to_file(arena.data(), peer_file); });
+          [&] { return write_all_to_file(arena.data(), arena.directory()); });
   taker.report(state);
 }
 

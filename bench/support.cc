@@ -20,7 +20,7 @@ std::size_t bench_bytes() {
   static const std::size_t bytes = [] {
     const char* asked = std::getenv("PAGETIDE_BENCH_MIB");
     const std::size_t mib = asked == nullptr ? 0 : std::strtoull(asked, nullptr, 10);
-    return (mib == 0 ? 256 : mib) * 1_MiB;
+    return (mib == 0 ? 256 : std::max<std::size_t>(mib, 16)) * 1_MiB;
   }();
   return bytes;
 }

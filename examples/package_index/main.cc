@@ -1,4 +1,4 @@
-// An index of Debian packages in a heap that outlives the process. See docs/ and --help.
+// An index of Debian packages in a heap that outlives the process. See --help.
 
 #include <fmt/format.h>
 
@@ -25,7 +25,8 @@ using pagetide::StoreMode;
 
 Result<Store> open_store(const Options& options, pagetide::FileSystem& files) {
   if (options.queries_only) return Store::open(options.store, {StoreMode::read, &files});
-  const auto parent = std::filesystem::absolute(options.store).parent_path();
+  // The store makes its own directory, for its owner alone; "a/b" and "a/b/" both lie in "a".
+  const auto parent = (std::filesystem::absolute(options.store) / "").parent_path().parent_path();
   std::error_code error;
   std::filesystem::create_directories(parent, error);
   if (error) {

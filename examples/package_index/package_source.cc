@@ -96,7 +96,6 @@ PackageSource::PackageSource(Stream stream, std::string name, bool is_apt_cache)
 Result<PackageSource> PackageSource::open(const std::string& path) {
   const bool is_apt_cache = path.empty();
   std::string name = is_apt_cache ? "apt-cache dumpavail" : path;
-  // "e": apt-cache must not inherit the store's lock and keep it after we were killed.
   Stream stream(is_apt_cache ? ::popen(name.c_str(), "re") : std::fopen(path.c_str(), "re"),
                 is_apt_cache ? ::pclose : std::fclose);
   if (stream == nullptr) {

@@ -193,8 +193,8 @@ Result<void> Session::roll_back_and_forth(const Replay& replay) {
 
   report_.line("rollback in place:");
   if (auto r = roll_back_to(target); !r) return r;
-  report_.answers(answer(*index_.graph));
   if (auto r = compare(replay.at(*index_.progress)); !r) return r;
+  report_.answers(answer(*index_.graph));
   if (auto r = roll_back_to(*newest); !r) return r;
   if (auto r = compare(replay.at(*index_.progress)); !r) return r;
   if (answer(*index_.graph) != before) {

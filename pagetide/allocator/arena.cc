@@ -71,9 +71,10 @@ std::string Arena::exhausted_message() const {
 Result<void*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
   void* block = impl_->heap->allocate(bytes, alignment);
   if (block != nullptr) return block;
-  if (!is_power_of_two(alignment)) {
+  if (!is_power_of_two(alignment) || alignment > Heap::kMaxAlignment) {
     return failure(ErrorCode::invalid_argument,
-                   fmt::format("an alignment of {} is not a power of two.", alignment));
+                   fmt::format("an alignment of {} is not a power of two up to {}.", alignment,
+                               Heap::kMaxAlignment));
   }
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }

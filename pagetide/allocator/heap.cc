@@ -24,7 +24,6 @@ using layout::SpanKind;
 namespace {
 
 constexpr std::uint32_t kNone = 0;  // list links hold span index + 1
-constexpr std::size_t kMaxAlignment = std::size_t{1} << 30;
 
 // Volatile state of one span.
 struct SpanState {
@@ -65,6 +64,17 @@ constexpr bool reciprocals_are_exact() {
 static_assert(reciprocals_are_exact());
 
 std::atomic_ref<std::uint64_t> shared(std::uint64_t& word) { return std::atomic_ref(word); }
+
+bool is_all_zero(const SpanEntry& entry) {
+  return std::bit_cast<std::uint64_t>(entry) == 0;
+}
+
+// The bits of word `index` of a bitmap that stand for slots.
+constexpr std::uint64_t slot_bits(std::size_t slots, std::size_t index) {
+  const std::size_t first = index * 64;
+  if (slots >= first + 64) return ~std::uint64_t{0};
+  return slots > first ? (std::uint64_t{1} << (slots - first)) - 1 : 0;
+}
 
 }  // namespace
 
@@ -150,6 +160,11 @@ void Heap::Impl::drop_partial(ClassState& c, std::size_t span) {
 std::uint32_t Heap::Impl::refill(std::size_t size_class) {
   const auto span = supply.allocate(1, 1, superblock().spans_used);
   if (!span) return kNone;
+  // Zero already, unless the heap's bytes came from a damaged store: rebuild() looks only at the
+  // words of slots, and a stray bit here would lead beyond the span.
+  for (std::size_t i = 0; i * 64 < layout::slots_per_span(size_class); ++i) {
+    if (word(*span, i) != 0) word(*span, i) = 0;
+  }
   entry(*span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
   states[*span] = {kNone, kNone, static_cast<std::uint16_t>(layout::slots_per_span(size_class)), 0,
                    false};
@@ -176,7 +191,8 @@ void* Heap::Impl::allocate_small(std::size_t size_class) {
 }
 
 void* Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
-  const std::size_t count = divide_up(bytes, kSpanBytes);
+  // No bytes at a large alignment are a block of their own too.
+  const std::size_t count = divide_up(std::max<std::size_t>(bytes, 1), kSpanBytes);
   if (count > geometry.span_count) return nullptr;
   const std::size_t alignment_spans = std::max<std::size_t>(1, alignment / kSpanBytes);
   const auto first = supply.allocate(count, alignment_spans, superblock().spans_used);
@@ -239,9 +255,16 @@ std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class
 Result<void> Heap::Impl::check_span(std::size_t span) const {
   const SpanEntry& e = entry(span);
   const std::size_t used = superblock().spans_used;
-  const bool small = e.kind == SpanKind::small && e.size_class < kSizeClasses && e.run_spans == 1;
-  const bool large = e.kind == SpanKind::large && e.run_spans >= 1 && e.run_spans <= used - span;
-  if (small || large || e.kind == SpanKind::free) return {};
+  bool sound = false;
+  if (e.kind == SpanKind::small) {
+    sound = e.size_class < kSizeClasses && e.reserved == 0 && e.run_spans == 1;
+  } else if (e.kind == SpanKind::large) {
+    sound = e.size_class == 0 && e.reserved == 0 && e.run_spans >= 1 && e.run_spans <= used - span;
+    for (std::size_t i = 1; sound && i < e.run_spans; ++i) sound = is_all_zero(entry(span + i));
+  } else {
+    sound = is_all_zero(e);
+  }
+  if (sound) return {};
   return failure(ErrorCode::damaged, fmt::format("the heap's span table is damaged at span {}.", span));
 }
 
@@ -258,11 +281,12 @@ Result<void> Heap::Impl::rebuild() {
     if (e.kind != SpanKind::free) supply.mark_used(span, run);
     if (e.kind == SpanKind::small) {
       const std::size_t slots = layout::slots_per_span(e.size_class);
-      const std::size_t allocated = count_allocated(span, e.size_class);
-      if (allocated > slots) {
+      const std::size_t last = (slots - 1) / 64;
+      if ((word(span, last) & ~slot_bits(slots, last)) != 0) {
         return failure(ErrorCode::damaged,
                        fmt::format("the heap's slot bitmap is damaged at span {}.", span));
       }
+      const std::size_t allocated = count_allocated(span, e.size_class);
       states[span].free_slots = static_cast<std::uint16_t>(slots - allocated);
       if (allocated < slots) push_partial(classes[e.size_class], span);
     }
@@ -391,14 +415,7 @@ Result<HeapStats> Heap::check() const {
     // Bits stand only where there are slots: none in free and large spans.
     const std::size_t slots = e.kind == SpanKind::small ? layout::slots_per_span(e.size_class) : 0;
     for (std::size_t i = 0; i < layout::kBitmapGroups * layout::kWordsPerGroup; ++i) {
-      const std::size_t first = i * 64;
-      std::uint64_t allowed = 0;
-      if (slots >= first + 64) {
-        allowed = ~std::uint64_t{0};
-      } else if (slots > first) {
-        allowed = (std::uint64_t{1} << (slots - first)) - 1;
-      }
-      if ((impl_->word(span, i) & ~allowed) != 0) {
+      if ((impl_->word(span, i) & ~slot_bits(slots, i)) != 0) {
         return failure(ErrorCode::damaged,
                        fmt::format("the heap's slot bitmap of span {} has bits without slots.", span));
       }

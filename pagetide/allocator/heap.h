@@ -40,7 +40,8 @@ class UsedRanges {
       ranges_[count_++] = range;
     }
   }
-  std::span<const ByteRange> span() const { return {ranges_.data(), count_}; }
+  std::span<const ByteRange> span() const& { return {ranges_.data(), count_}; }
+  std::span<const ByteRange> span() const&& = delete;  // would dangle
   std::uintptr_t end() const { return count_ == 0 ? 0 : ranges_[count_ - 1].end(); }
 
  private:
@@ -58,6 +59,8 @@ class UsedRanges {
 // Below "for the snapshot layer": only while no other thread is inside the heap.
 class PAGETIDE_API Heap {
  public:
+  static constexpr std::size_t kMaxAlignment = std::size_t{1} << 30;  // 1 GiB
+
   // A new heap in a fresh region.
   static Result<std::unique_ptr<Heap>> format(Region& region, std::string_view name,
                                               ClearPolicy clear);
@@ -68,8 +71,8 @@ class PAGETIDE_API Heap {
   Heap& operator=(const Heap&) = delete;
   ~Heap();
 
-  // `alignment` is a power of two up to 1 GiB. Blocks are aligned to 16 bytes at least. A size of
-  // 0 gives a unique block. The content is unspecified.
+  // `alignment` is a power of two up to kMaxAlignment. Blocks are aligned to 16 bytes at least. A
+  // size of 0 gives a unique block. The content is unspecified.
   void* allocate(std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;

@@ -17,7 +17,7 @@ namespace {
 
 using namespace literals;
 
-// See Region. Probed under plain, ASan and TSan processes.
+// See Region. Probed in plain, ASan and TSan processes; under TSan only the small area works.
 constexpr std::uintptr_t kSmallAreaBegin = 0x5500'0000'0000;
 constexpr std::uintptr_t kSmallAreaEnd = 0x5555'0000'0000;
 constexpr std::uintptr_t kLargeAreaBegin = 0x2000'0000'0000;

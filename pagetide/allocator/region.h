@@ -32,8 +32,9 @@ struct RegionOptions {
 //
 // The base: what the caller names, else the first free place from 0x5500_0000_0000 upward for
 // reservations that end below 0x5555_0000_0000 (where the kernel puts position-independent
-// programs), else from 0x2000_0000_0000. Both areas are free under ASan and TSan too. The same
-// program creating the same arenas in the same order gets the same bases.
+// programs), else from 0x2000_0000_0000. Both areas are free under ASan too, the first also under
+// TSan, which keeps the second to itself. The same program creating the same arenas in the same
+// order gets the same bases.
 //
 // Thread-safe, except moving. Not usable in a forked child beyond plain memory access.
 class PAGETIDE_API Region {

@@ -59,7 +59,8 @@ TEST(SizeClassTest, the_bitmap_of_a_span_has_a_bit_for_every_slot) {
   }
 }
 
-constexpr std::size_t kPerSpan = kSpanBytes + sizeof(SpanEntry) + kBitmapGroups * kBytesPerGroupLine;
+constexpr std::size_t kPerSpan =
+    kSpanBytes + sizeof(SpanEntry) + kBitmapGroups * kBytesPerGroupLine;
 
 std::size_t smallest_reservation() {
   std::size_t bytes = page_size();
@@ -91,8 +92,9 @@ void expect_sound(const Geometry& g, std::size_t reserve_bytes) {
 TEST(GeometryTest, parts_follow_each_other_and_end_inside_the_reservation) {
   RandomSource random;
   const std::size_t smallest = smallest_reservation();
-  std::vector<std::size_t> sizes = {smallest, smallest + 1, smallest + kPerSpan - 1,
-                                    smallest + kPerSpan, 1_MiB, 1_GiB, 16_GiB, 1_TiB, 64_TiB};
+  std::vector<std::size_t> sizes = {
+      smallest, smallest + 1, smallest + kPerSpan - 1, smallest + kPerSpan, 1_MiB, 1_GiB, 16_GiB,
+      1_TiB,    64_TiB};
   for (std::size_t i = 0; i < scaled(2000); ++i) {
     sizes.push_back(smallest + random.below(std::size_t{1} << random.between(10, 45)));
   }
@@ -192,7 +194,9 @@ const Damage kDamages[] = {
 };
 
 // For messages of GoogleTest.
-void PrintTo(const Damage& damage, std::ostream* out) { *out << damage.name; }
+void PrintTo(const Damage& damage, std::ostream* out) {
+  *out << damage.name;
+}
 
 class DamagedSuperblockTest : public testing::TestWithParam<Damage> {};
 
@@ -211,9 +215,10 @@ TEST(CheckSuperblockTest, refuses_it_at_another_place) {
   const Superblock s = valid_superblock();
   const auto r = check_superblock(s, {kWhere.begin + 1_GiB, kWhere.size});
   ASSERT_FALSE(r);
-  EXPECT_EQ(r.error().message(),
-            "the heap says it lies at 0x550000000000 with 67108864 bytes, not at 0x550040000000 with "
-            "67108864.");
+  EXPECT_EQ(
+      r.error().message(),
+      "the heap says it lies at 0x550000000000 with 67108864 bytes, not at 0x550040000000 with "
+      "67108864.");
 }
 
 // Any bytes at all: an answer, never a fault.

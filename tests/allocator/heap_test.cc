@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <mutex>
@@ -19,6 +19,7 @@
 #include "pagetide/base/hash.h"
 #include "tests/support/child_process.h"
 #include "tests/support/heap_model.h"
+#include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tests/support/test_heap.h"
@@ -96,9 +97,12 @@ TEST(HeapTest, every_alignment_up_to_1_GiB_is_kept) {
   for (std::size_t alignment = 1; alignment <= 1_GiB; alignment *= 2) {
     for (const std::size_t bytes : {1U, 100U, 32768U, 32769U, 100'000U}) {
       std::byte* block = allocate(*heap, bytes, alignment);
-      ASSERT_EQ(reinterpret_cast<std::uintptr_t>(block) % alignment, 0U) << bytes << " " << alignment;
+      ASSERT_EQ(reinterpret_cast<std::uintptr_t>(block) % alignment, 0U)
+          << bytes << " " << alignment;
       ASSERT_GE(heap->usable_size(block), bytes);
       std::memset(block, 1, bytes);
+      // Few blocks of the largest alignments fit at once.
+      if (alignment > 1_MiB) heap->deallocate(block);
     }
   }
   EXPECT_TRUE(heap->check());
@@ -182,6 +186,16 @@ TEST_P(HeapPolicyTest, random_use_equals_the_model) {
   EXPECT_EQ(model.check(), "");
 }
 
+TEST_P(HeapPolicyTest, random_use_of_many_small_blocks_equals_the_model) {
+  RandomSource random;
+  const TestHeap heap(16_MiB, GetParam());
+  HeapModel model(*heap, random, HeapModel::kManySmall);
+  for (std::size_t round = 0; round < scaled(12); ++round) {
+    for (int i = 0; i < 5000; ++i) ASSERT_EQ(model.step(), "");
+    ASSERT_EQ(model.check(), "");
+  }
+}
+
 TEST_P(HeapPolicyTest, an_exhausted_heap_says_so_and_works_on_after_frees) {
   RandomSource random;
   const TestHeap heap(4_MiB, GetParam());
@@ -257,13 +271,33 @@ TEST(HeapClearTest, locked_memory_is_zero_after_free_too) {
   const TestHeap heap(32_MiB, ClearPolicy::never);
   std::byte* block = allocate(*heap, 128_KiB);
   std::memset(block, 0xab, 128_KiB);
-  ASSERT_EQ(::mlock(block, 128_KiB), 0);
+  ASSERT_TRUE(lock_memory(ByteRange::of(block, 128_KiB)));
   heap->deallocate(block);
   EXPECT_TRUE(is_all_zero(block, 128_KiB));
   ::munlock(block, 128_KiB);
 }
 
 // --- spans ---
+
+TEST(HeapSpanTest, freed_slots_are_used_again_before_another_span) {
+  RandomSource random;
+  for (const std::size_t bytes : {16U, 48U, 112U, 128U, 1000U, 5000U, 32768U}) {
+    const TestHeap heap;
+    const std::vector<std::byte*> blocks = fill_spans(*heap, bytes, 2);
+    for (std::size_t round = 0; round < scaled(8); ++round) {
+      // Not all: an empty span would come back to the supply.
+      std::set<std::byte*> freed;
+      for (std::size_t i = 1; i < blocks.size() - 1; ++i) {
+        if (random.one_in(round % 2 == 0 ? 2 : 20)) freed.insert(blocks[i]);
+      }
+      for (std::byte* block : freed) heap->deallocate(block);
+      std::set<std::byte*> again;
+      for (std::size_t i = 0; i < freed.size(); ++i) again.insert(allocate(*heap, bytes));
+      ASSERT_EQ(again, freed) << bytes;
+    }
+    EXPECT_EQ(must(heap->check()).spans_in_use, 2U);
+  }
+}
 
 TEST(HeapSpanTest, a_block_that_comes_and_goes_keeps_its_span) {
   const TestHeap heap;
@@ -343,6 +377,9 @@ TEST(HeapUsedRangesTest, hold_everything_that_is_not_zero) {
     for (int i = 0; i < 30; ++i) ASSERT_EQ(model.step(), "");
     ASSERT_TRUE(used_ranges_hold_everything(heap, 16_MiB));
   }
+  // Spans of so many slots that all groups of bitmaps are in use.
+  fill_spans(*heap, 16, 3);
+  EXPECT_TRUE(used_ranges_hold_everything(heap, 16_MiB));
 }
 
 TEST(HeapUsedRangesTest, join_neighbours_and_skip_what_is_empty) {
@@ -485,8 +522,9 @@ TEST(HeapDeathTest, free_of_an_interior_pointer) {
   const TestHeap heap;
   std::byte* block = allocate(*heap, 100);
   for (const std::ptrdiff_t offset : {1, 16, 111}) {
-    expect_abort(*heap, block + offset,
-                 message("invalid free of ", block + offset, ": not the start of an allocated block"));
+    expect_abort(
+        *heap, block + offset,
+        message("invalid free of ", block + offset, ": not the start of an allocated block"));
   }
 }
 
@@ -495,7 +533,8 @@ TEST(HeapDeathTest, free_of_the_rest_behind_the_last_slot_of_a_span) {
   // 65536 bytes are 585 slots of 112 bytes and 16 bytes more.
   allocate(*heap, 112);
   std::byte* rest = heap.data() + std::ptrdiff_t{585} * 112;
-  expect_abort(*heap, rest, message("invalid free of ", rest, ": not the start of an allocated block"));
+  expect_abort(*heap, rest,
+               message("invalid free of ", rest, ": not the start of an allocated block"));
 }
 
 TEST(HeapDeathTest, free_of_an_interior_pointer_of_a_large_block) {
@@ -517,14 +556,16 @@ TEST(HeapDeathTest, free_of_a_foreign_pointer) {
   for (void* foreign :
        {static_cast<void*>(&on_the_stack), static_cast<void*>(of_another_heap),
         static_cast<void*>(metadata), static_cast<void*>(heap.region().range().data() + 32_MiB)}) {
-    expect_abort(*heap, foreign, message("invalid free of ", foreign, ": outside the arena's data"));
+    expect_abort(*heap, foreign,
+                 message("invalid free of ", foreign, ": outside the arena's data"));
   }
 }
 
 TEST(HeapDeathTest, free_where_nothing_was_ever_allocated) {
   TestHeap heap;
   std::byte* nothing = heap.data() + 10 * kSpanBytes;
-  expect_abort(*heap, nothing, message("invalid free of ", nothing, ": nothing is allocated there"));
+  expect_abort(*heap, nothing,
+               message("invalid free of ", nothing, ": nothing is allocated there"));
 }
 
 // --- threads and processes ---
@@ -615,13 +656,8 @@ TEST(HeapExhaustionTest, a_machine_without_memory_gives_no_block_and_passes) {
   const TestHeap heap;
   void* during = nullptr;
   {
-    rlimit before{};
-    ::getrlimit(RLIMIT_DATA, &before);
-    rlimit none = before;
-    none.rlim_cur = page_size();  // the kernel lets 0 pass, for Valgrind
-    ::setrlimit(RLIMIT_DATA, &none);
+    const NoMoreMemory limit;
     during = heap->allocate(100);
-    ::setrlimit(RLIMIT_DATA, &before);
   }
   EXPECT_EQ(during, nullptr);
   EXPECT_EQ(must(heap->check()).live_blocks, 0U);

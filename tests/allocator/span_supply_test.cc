@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <cstring>
 #include <map>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "pagetide/base/hash.h"
+#include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 
@@ -86,7 +86,8 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
   std::size_t high_water = 0;
   for (std::size_t step = 0; step < scaled(3000); ++step) {
     if (runs.empty() || random.one_in(2)) {
-      const std::size_t count = random.one_in(3) ? random.between(1, spans() / 4) : random.between(1, 4);
+      const std::size_t count =
+          random.one_in(3) ? random.between(1, spans() / 4) : random.between(1, 4);
       const std::size_t alignment = std::size_t{1} << random.below(random.one_in(4) ? 6 : 1);
       const auto expected = model.allocate(count, alignment);
       const auto got = supply_.allocate(count, alignment, high_water_);
@@ -98,7 +99,8 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
         runs.emplace(*got, count);
       }
     } else {
-      const auto run = std::next(runs.begin(), static_cast<std::ptrdiff_t>(random.below(runs.size())));
+      const auto run =
+          std::next(runs.begin(), static_cast<std::ptrdiff_t>(random.below(runs.size())));
       supply_.release(run->first, run->second);
       model.release(run->first, run->second);
       ASSERT_TRUE(is_all_zero(data(run->first), run->second * kSpanBytes));
@@ -140,8 +142,7 @@ TEST_F(SpanSupplyTest, a_released_run_costs_no_memory_and_is_logged_as_purged) {
   std::memset(data(0), 1, 8 * kSpanBytes);
   must(region_.tracker().collect(region_.watch(), CollectMode::take));
   supply_.release(2, 4);
-  const Collected collected =
-      must(region_.tracker().collect(region_.watch(), CollectMode::take));
+  const Collected collected = must(region_.tracker().collect(region_.watch(), CollectMode::take));
   DirtyBitmap known = collected.written;
   known |= collected.zeroed;
   const std::size_t first = static_cast<std::size_t>(data(2) - region_.base()) / page_size();
@@ -161,7 +162,8 @@ TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time
     const std::size_t span = allocate(1);
     EXPECT_EQ(written_after_reads(span), 0U) << round;
     *reinterpret_cast<volatile char*>(data(span)) = 1;
-    EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(), 1U);
+    EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(),
+              1U);
     supply_.release(span, 1);
   }
 }
@@ -169,7 +171,7 @@ TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time
 TEST_F(SpanSupplyTest, locked_memory_that_comes_back_is_zero_all_the_same) {
   const std::size_t span = allocate(1);
   std::memset(data(span), 7, kSpanBytes);
-  ASSERT_EQ(::mlock(data(span), kSpanBytes), 0);
+  ASSERT_TRUE(lock_memory(ByteRange::of(data(span), kSpanBytes)));
   must(region_.tracker().collect(region_.watch(), CollectMode::take));
   supply_.release(span, 1);
   EXPECT_TRUE(is_all_zero(data(span), kSpanBytes));
@@ -236,23 +238,6 @@ TEST_F(SpanSupplyTest, threads_never_get_the_same_span) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(supply_.used_spans(), 0U);
 }
-
-// Lets the process have no more writable memory.
-class NoMoreMemory {
- public:
-  NoMoreMemory() {
-    ::getrlimit(RLIMIT_DATA, &before_);
-    rlimit none = before_;
-    none.rlim_cur = page_size();  // the kernel lets 0 pass, for Valgrind
-    ::setrlimit(RLIMIT_DATA, &none);
-  }
-  NoMoreMemory(const NoMoreMemory&) = delete;
-  NoMoreMemory& operator=(const NoMoreMemory&) = delete;
-  ~NoMoreMemory() { ::setrlimit(RLIMIT_DATA, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 TEST_F(SpanSupplyTest, a_machine_without_memory_is_exhaustion_and_passes) {
   allocate(1);

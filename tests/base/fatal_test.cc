@@ -12,7 +12,9 @@ namespace {
 using ::testing::Eq;
 using ::testing::KilledBySignal;
 
-const void* at(std::uintptr_t address) { return reinterpret_cast<const void*>(address); }  // NOLINT
+const void* at(std::uintptr_t address) {
+  return reinterpret_cast<const void*>(address);
+}  // NOLINT
 
 TEST(FatalDeathTest, writes_one_line_and_aborts) {
   EXPECT_EXIT(fatal("the sky fell"), KilledBySignal(SIGABRT), Eq("pagetide: the sky fell\n"));

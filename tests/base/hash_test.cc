@@ -16,7 +16,8 @@ namespace {
 TEST(HashTest, is_xxh3) {
   const std::string text = "The quick brown fox jumps over the lazy dog";
   EXPECT_EQ(hash64(text.data(), text.size()), 0xce7d19a5418fb365ULL);
-  EXPECT_EQ(hash128(text.data(), text.size(), 0), (Hash128{0x24a1cc2e3a8a7651ULL, 0xddd650205ca3e7faULL}));
+  EXPECT_EQ(hash128(text.data(), text.size(), 0),
+            (Hash128{0x24a1cc2e3a8a7651ULL, 0xddd650205ca3e7faULL}));
   EXPECT_EQ(hash64("", 0), 0x2d06800538d394c2ULL);
   EXPECT_EQ(hash128("", 0, 0), (Hash128{0x6001c324468d497fULL, 0x99aa06d3014798d8ULL}));
 }

@@ -20,8 +20,12 @@ Numbers numbers_of(std::size_t first, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) numbers.insert(first + i);
   return numbers;
 }
-Numbers numbers_of(ByteRange range) { return numbers_of(range.begin, range.size); }
-Numbers numbers_of(PageRange range) { return numbers_of(range.first, range.count); }
+Numbers numbers_of(ByteRange range) {
+  return numbers_of(range.begin, range.size);
+}
+Numbers numbers_of(PageRange range) {
+  return numbers_of(range.first, range.count);
+}
 
 Numbers common(const Numbers& a, const Numbers& b) {
   Numbers both;
@@ -31,7 +35,9 @@ Numbers common(const Numbers& a, const Numbers& b) {
   return both;
 }
 
-bool is_part_of(const Numbers& part, const Numbers& whole) { return common(part, whole) == part; }
+bool is_part_of(const Numbers& part, const Numbers& whole) {
+  return common(part, whole) == part;
+}
 
 TEST(BytesTest, units_are_powers_of_1024) {
   EXPECT_EQ(1_KiB, 1024U);

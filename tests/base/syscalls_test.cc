@@ -163,7 +163,9 @@ TEST_F(SyscallsTest, ioctl_gives_the_negative_errno) {
 }
 
 // Addresses that are free: those of a mapping that was unmapped again.
-ByteRange free_address_range(std::size_t pages) { return Mapping(pages).range(); }
+ByteRange free_address_range(std::size_t pages) {
+  return Mapping(pages).range();
+}
 
 TEST_F(SyscallsTest, a_reservation_is_at_its_base_and_not_usable_yet) {
   const ByteRange range = free_address_range(16);
@@ -208,8 +210,12 @@ TEST_F(SyscallsTest, advice_reaches_the_kernel_however_often_it_is_put_off) {
   EXPECT_EQ(sys::advise(free_address_range(1), MADV_DONTNEED), -ENOMEM);
 }
 
-bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
-int open_something() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
+bool is_open(int fd) {
+  return ::fcntl(fd, F_GETFD) >= 0;
+}
+int open_something() {
+  return ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
 
 TEST(UniqueFdTest, closes_at_its_end) {
   int number = -1;

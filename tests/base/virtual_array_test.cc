@@ -75,8 +75,8 @@ TEST(VirtualArrayTest, moving_hands_the_memory_over) {
   Array to(std::move(from));
   EXPECT_EQ(to.span().data(), data);
   EXPECT_EQ(to[3], 33U);
-  EXPECT_EQ(from.size(), 0U);            // NOLINT: what a moved-from array is, is the point
-  EXPECT_TRUE(from.span().empty());      // NOLINT
+  EXPECT_EQ(from.size(), 0U);        // NOLINT: what a moved-from array is, is the point
+  EXPECT_TRUE(from.span().empty());  // NOLINT
 }
 
 TEST(VirtualArrayTest, move_assignment_keeps_one_and_loses_neither) {

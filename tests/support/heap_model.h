@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <iterator>
@@ -17,14 +19,29 @@ namespace pagetide {
 // allocations and frees and says what was wrong; "" when all was well.
 class HeapModel {
  public:
-  HeapModel(Heap& heap, RandomSource& random) : heap_(&heap), random_(&random) {}
+  // How much it holds, and of what.
+  struct Mix {
+    std::size_t usual_blocks = 300;
+    std::size_t largest_bytes = 400'000;
+  };
+  // Spans full of small slots.
+  static constexpr Mix kManySmall{12'000, 100};
+
+  HeapModel(Heap& heap, RandomSource& random) : HeapModel(heap, random, Mix()) {}
+  HeapModel(Heap& heap, RandomSource& random, Mix mix)
+      : heap_(&heap), random_(&random), mix_(mix) {}
 
   std::size_t size() const { return blocks_.size(); }
+  // From now on the blocks are those of another heap at the same place.
+  void attach(Heap& heap) { heap_ = &heap; }
 
   std::string step() {
-    if (!blocks_.empty() && random_->one_in(blocks_.size() < 300 ? 3 : 2)) return free_one();
-    const std::size_t alignment = random_->one_in(4) ? std::size_t{1} << random_->below(18) : 16;
-    return allocate(random_size(), alignment);
+    const std::size_t frees = size() < mix_.usual_blocks ? 3 : 2;
+    if (!blocks_.empty() && random_->one_in(frees)) return free_one();
+    // Up to that of the largest block, and up to 128 KiB.
+    const std::size_t exponents = std::min<std::size_t>(18, std::bit_width(mix_.largest_bytes));
+    const std::size_t alignment = std::size_t{1} << random_->below(exponents);
+    return allocate(random_size(), random_->one_in(4) ? alignment : 16);
   }
   // Exhaustion is no fault: the caller's to judge.
   std::string allocate(std::size_t bytes, std::size_t alignment) {
@@ -34,7 +51,8 @@ class HeapModel {
     const auto address = reinterpret_cast<std::uintptr_t>(block);
     if (address % alignment != 0 || address % 16 != 0) return "a block is not aligned";
     if (usable < bytes || usable == 0) return "a block is too small";
-    if (!heap_->owns(block) || !heap_->owns(block + usable - 1)) return "a block is outside the heap";
+    if (!heap_->owns(block) || !heap_->owns(block + usable - 1))
+      return "a block is outside the heap";
     const auto next = blocks_.lower_bound(block);
     if (next != blocks_.end() && block + usable > next->first) return "a block overlaps the next";
     if (next != blocks_.begin()) {
@@ -47,7 +65,7 @@ class HeapModel {
     return {};
   }
   std::string free_one() {
-    const auto at = std::next(blocks_.begin(), static_cast<std::ptrdiff_t>(random_->below(size())));
+    const auto at = any_block();
     const auto [address, block] = *at;
     if (std::string wrong = content_of(address, block); !wrong.empty()) return wrong;
     heap_->deallocate(address);
@@ -95,12 +113,20 @@ class HeapModel {
     unsigned char content;  // of every byte
   };
 
+  using Blocks = std::map<std::byte*, Block>;
+
+  // By address, which is quick also among many; the gaps make some likelier than others.
+  Blocks::iterator any_block() {
+    std::byte* first = blocks_.begin()->first;
+    const auto bytes = static_cast<std::size_t>(blocks_.rbegin()->first - first);
+    const auto at = blocks_.upper_bound(first + random_->below(bytes + 1));
+    return std::prev(at);
+  }
   // Many small ones, some of each other size.
   std::size_t random_size() {
     const std::size_t kind = random_->below(10);
-    if (kind < 5) return random_->below(300);
-    if (kind < 9) return random_->below(40'000);
-    return random_->below(400'000);
+    const std::size_t limit = kind < 5 ? 300 : kind < 9 ? 40'000 : mix_.largest_bytes;
+    return random_->below(std::min(limit, mix_.largest_bytes));
   }
   std::string content_of(const std::byte* address, const Block& block) const {
     if (heap_->usable_size(address) != block.usable) return "a block changed its size";
@@ -112,7 +138,8 @@ class HeapModel {
 
   Heap* heap_;
   RandomSource* random_;
-  std::map<std::byte*, Block> blocks_;
+  Mix mix_;
+  Blocks blocks_;
 };
 
 }  // namespace pagetide

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -40,6 +43,28 @@ inline std::size_t resident_pages(ByteRange range) {
   for (const unsigned char page : resident) count += page & 1U;
   return count;
 }
+
+// Locks the range into memory. The sanitizers turn the C library's function into nothing.
+inline bool lock_memory(ByteRange range) {
+  return ::syscall(SYS_mlock, range.data(), range.size) == 0;
+}
+
+// While it lives, the process can make no more than 1 MiB of further memory writable.
+class NoMoreMemory {
+ public:
+  NoMoreMemory() {
+    ::getrlimit(RLIMIT_DATA, &before_);
+    rlimit less = before_;
+    less.rlim_cur = (status_kib("VmData") << 10U) + (std::size_t{1} << 20U);
+    ::setrlimit(RLIMIT_DATA, &less);
+  }
+  NoMoreMemory(const NoMoreMemory&) = delete;
+  NoMoreMemory& operator=(const NoMoreMemory&) = delete;
+  ~NoMoreMemory() { ::setrlimit(RLIMIT_DATA, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 // The VmFlags of the mapping that holds an address, as in /proc/PID/smaps: " rd wr mr ".
 inline std::string mapping_flags(const void* address) {

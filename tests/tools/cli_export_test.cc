@@ -9,9 +9,11 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <span>
 #include <thread>
 
 #include "pagetide/base/unique_fd.h"
+#include "pagetide/snapshot/format.h"
 #include "tests/tools/cli_fixture.h"
 
 namespace pagetide {
@@ -107,12 +109,15 @@ TEST_F(CliExportTest, FollowsALinkInsteadOfReplacingIt) {
 }
 
 TEST_F(CliExportTest, RefusesWhatIsNoRegularFile) {
-  for (const std::string& path : {std::string("/dev/null"), directory_.path()}) {
+  // Never a device: run by root, a command that fails this test would replace it.
+  const std::string fifo = directory_.file("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, directory_.path()}) {
     const RunResult result = export_to(path, "1", {"--force"});
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr("not a regular file"));
   }
-  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_TRUE(fs::is_fifo(fifo));
 }
 
 TEST_F(CliExportTest, LeavesNothingBehindWhenItFails) {
@@ -145,12 +150,30 @@ TEST_F(CliExportTest, FailsWithThreeWhenStandardOutputIsFull) {
 }
 
 TEST_F(CliExportTest, NeverWritesMessagesIntoTheImage) {
-  // With standard output and error closed the image would be opened as one of them.
-  const RunResult result =
-      export_to(image_, "1", {"--progress"},
-                {.stdout_fd = RunOptions::kClosed, .stderr_fd = RunOptions::kClosed});
-  EXPECT_EQ(result.exit_code, 0);
-  EXPECT_TRUE(read_file(image_) == expected(1));
+  // Without care the image would be opened under the number of the stream that is closed.
+  for (const int out : {RunOptions::kCapture, RunOptions::kClosed}) {
+    const RunResult result = export_to(image_, "1", {"--progress", "--force"},
+                                       {.stdout_fd = out, .stderr_fd = RunOptions::kClosed});
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_TRUE(read_file(image_) == expected(1));
+  }
+}
+
+TEST_F(CliExportTest, APageBeyondTheEndOfTheImageIsDamage) {
+  // A manifest with right checksums that says less than what its parent holds.
+  const auto bytes_of = [](const std::string& text) { return std::as_bytes(std::span(text)); };
+  const auto root = must(format::decode_root(bytes_of(read_file(store_ + "/root")), "root"));
+  auto forged = must(format::decode_manifest(bytes_of(read_file(manifest(4))), root.uuid, 4,
+                                             root.seed, "manifest"));
+  const format::Extent& last = forged.delta.back();
+  forged.header.image_pages = last.first_page + last.page_count;
+  ASSERT_LT(forged.header.image_pages, taken_.at(4).image.rbegin()->first);
+  const auto bytes = format::encode(forged, root.seed);
+  write_file(manifest(4), {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const RunResult result = export_to(image_, "4");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("its image ends at"));
+  EXPECT_FALSE(fs::exists(image_));
 }
 
 // Fills a pipe that nobody reads, so that whoever writes to it waits.

@@ -2,14 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstring>
-#include <random>
+#include <thread>
 
 #include "pagetide/allocator/arena.h"
 #include "tests/support/arena_image.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tools/cli/heap_view.h"
+#include "tools/cli/progress_line.h"
 #include "tools/cli/table.h"
 #include "tools/cli/text.h"
 
@@ -18,7 +20,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using namespace literals;
 
 // --- heap_view --------------------------------------------------------------------------------
@@ -132,6 +133,22 @@ TEST_F(HeapViewTest, SaysWhatIsWrongWithTheMetadata) {
       HasSubstr("the name of root 1 does not end"));
 }
 
+// The entries behind the first span of a large block mean nothing, on whatever page they stand.
+TEST_F(HeapViewTest, SkipsTheInsideOfALargeBlock) {
+  const std::size_t per_page = page_size() / sizeof(layout::SpanEntry);
+  const std::size_t spans = per_page + 100;
+  must(arena_.allocate(spans * layout::kSpanBytes));
+  std::vector<std::byte> damaged = metadata();
+  const layout::SpanEntry small{layout::SpanKind::small, 0, 0, 1};
+  for (const std::size_t span : {std::size_t{1}, per_page - 1, per_page, spans - 1}) {
+    std::memcpy(damaged.data() + span_entry(span), &small, sizeof(small));
+  }
+  const HeapView view = must(decode_heap(image_of_bytes(damaged), info_));
+  EXPECT_EQ(view.spans_in_use, spans);
+  EXPECT_EQ(view.large_blocks, 1U);
+  EXPECT_THAT(view.classes, IsEmpty());
+}
+
 // Whatever the bytes are, decoding ends, and what it counts fits the heap.
 TEST_F(HeapViewTest, SurvivesRandomDamage) {
   RandomSource random;
@@ -171,6 +188,25 @@ TEST_F(HeapViewTest, ReadsWhatIsMissingAsZero) {
   std::fill_n(expected.begin() + 5, page_size(), std::byte{1});
   EXPECT_EQ(target, expected);
   EXPECT_FALSE(decode_heap(SparseImage(), info_).has_value());
+}
+
+// --- progress_line ----------------------------------------------------------------------------
+
+TEST(ProgressLineTest, IsSilentWhereNobodyLooks) {
+  testing::internal::CaptureStderr();  // a file, no terminal
+  {
+    ProgressLine quiet("working", false);
+    // Past the first second, after which a terminal would see it.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    quiet.callback()(1, 2);
+  }
+  {
+    ProgressLine forced("working", true);
+    forced.callback()(1, 2);
+    forced.callback()(7, 5);  // more than there is: never above 100 %
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "\rworking: 50 % (1 of 2 pages)\rworking: 100 % (5 of 5 pages)\n");
 }
 
 // --- text -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -321,12 +322,18 @@ TEST_F(CliTest, ProgressGivesTheTerminalItsLineBack) {
   const UniqueFd terminal(::open(::ptsname(master.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal.valid());
   EXPECT_EQ(run({"verify", store_, "--progress"}, {.stderr_fd = terminal.get()}).exit_code, 0);
-  std::array<char, 4096> seen{};  // any size will do
-  const ssize_t n = ::read(master.get(), seen.data(), seen.size());
-  ASSERT_GT(n, 0);
-  const std::string text(seen.data(), static_cast<std::size_t>(n));
+  const std::string erase = "\r\033[K";
+  std::string text;
+  // What was written arrives in parts of any size, some of it later.
+  pollfd polled{master.get(), POLLIN, 0};
+  while ((text.size() <= erase.size() || !text.ends_with(erase)) &&
+         ::poll(&polled, 1, 10'000) == 1) {
+    char c = 0;
+    ASSERT_EQ(::read(master.get(), &c, 1), 1);
+    text.push_back(c);
+  }
   EXPECT_THAT(text, StartsWith("\r\033[Kverifying: "));
-  EXPECT_TRUE(text.ends_with("\r\033[K")) << text;
+  EXPECT_TRUE(text.ends_with(erase)) << text;
 }
 
 // --- doctor -----------------------------------------------------------------------------------

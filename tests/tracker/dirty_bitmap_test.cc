@@ -83,8 +83,12 @@ TEST(DirtyBitmapTest, changes_as_a_set_does) {
       const std::size_t page = random.below(size);
       const PageRange range = random_range(random, size);
       switch (random.below(4)) {
-        case 0: bitmap.set(page), model.insert(page); break;
-        case 1: bitmap.reset(page), model.erase(page); break;
+        case 0:
+          bitmap.set(page), model.insert(page);
+          break;
+        case 1:
+          bitmap.reset(page), model.erase(page);
+          break;
         case 2:
           bitmap.set_range(range);
           for (std::size_t i = range.first; i < range.end(); ++i) model.insert(i);

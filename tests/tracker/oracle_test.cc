@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -29,6 +30,8 @@
 namespace pagetide {
 namespace {
 
+using ::testing::HasSubstr;
+
 // A reservation that grows from its start, as a region does, tracked by any tracker, with a copy
 // of its pages as they were at their last take.
 class TrackedMemory {
@@ -44,7 +47,9 @@ class TrackedMemory {
   Tracker& tracker() { return tracker_; }
   const Mapping& mapping() const { return mapping_; }
   std::size_t committed() const { return committed_; }
-  ByteRange pages(std::size_t first, std::size_t count) const { return mapping_.pages(first, count); }
+  ByteRange pages(std::size_t first, std::size_t count) const {
+    return mapping_.pages(first, count);
+  }
 
   void grow(std::size_t count) {
     count = std::min(count, kPages - committed_);
@@ -104,29 +109,40 @@ class RandomActs {
   void act() {
     if (memory_.committed() == 0) return memory_.grow(8);
     switch (random_.below(20)) {
-      case 0: return memory_.grow(random_.between(1, 16));
-      case 1: return purge();
-      case 2: return purge_and_prefill();
-      case 3: return must(memory_.tracker().prefill_zero(run()));
-      case 4: return fork_a_writer();
-      case 5: return forbid_and_allow();
-      case 6: return read_page();
+      case 0:
+        return memory_.grow(random_.between(1, 16));
+      case 1:
+        return purge();
+      case 2:
+        return purge_and_prefill();
+      case 3:
+        return must(memory_.tracker().prefill_zero(run()));
+      case 4:
+        return fork_a_writer();
+      case 5:
+        return forbid_and_allow();
+      case 6:
+        return read_page();
       case 7:
       case 8:
-      case 9: return write_by_kernel();
-      default: return write();
+      case 9:
+        return write_by_kernel();
+      default:
+        return write();
     }
   }
   // A store of random bytes, or of zeros: also a change.
   void write() {
     const ByteRange bytes = some_bytes();
-    std::memset(bytes.data(), random_.one_in(4) ? 0 : static_cast<int>(random_.below(256)), bytes.size);
+    std::memset(bytes.data(), random_.one_in(4) ? 0 : static_cast<int>(random_.below(256)),
+                bytes.size);
   }
 
  private:
   ByteRange run() {
     const std::size_t first = random_.below(memory_.committed());
-    return memory_.pages(first, random_.between(1, std::min<std::size_t>(8, memory_.committed() - first)));
+    return memory_.pages(first,
+                         random_.between(1, std::min<std::size_t>(8, memory_.committed() - first)));
   }
   ByteRange some_bytes() {
     const ByteRange pages = run();
@@ -343,11 +359,13 @@ TEST(OracleOfTheOracleTest, a_page_that_is_never_reported_is_noticed) {
   TrackedMemory memory = tracked_with_losses([](DirtyBitmap& written, CollectMode) {
     if (written.size() > 5) written.reset(5);
   });
-  EXPECT_EQ(check_random_use(memory, random, 100), "missed page 5");
+  // Or, where the page was purged and written to: called zero.
+  EXPECT_THAT(check_random_use(memory, random, 1000), HasSubstr("page 5"));
 }
 
 TEST(OracleOfTheOracleTest, a_write_after_a_purge_that_is_not_reported_is_noticed) {
-  TrackedMemory memory = tracked_with_losses([](DirtyBitmap& written, CollectMode) { written.clear(); });
+  TrackedMemory memory =
+      tracked_with_losses([](DirtyBitmap& written, CollectMode) { written.clear(); });
   memory.grow(4);
   EXPECT_EQ(memory.take_and_check(), "");
   *memory.mapping().page(2) = 1;

@@ -70,8 +70,8 @@ T read_struct(const SparseImage& image, std::uint64_t offset) {
   return std::bit_cast<T>(bytes);
 }
 
-template <std::size_t N>
-std::string_view until_zero(const std::array<char, N>& text) {
+template <std::size_t size>
+std::string_view until_zero(const std::array<char, size>& text) {
   return {text.data(),
           static_cast<std::size_t>(std::find(text.begin(), text.end(), '\0') - text.begin())};
 }
