@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
+#include <unordered_map>
 #include <utility>
 
 namespace package_index {
@@ -32,34 +32,25 @@ std::vector<std::string> PlainIndex::names() const {
 
 namespace {
 
-// An edge as seen from its target: who depends on it and how.
-using BackEdge = std::pair<std::string, Dependency>;
+// Who depends on a package, once for each dependency, sorted. How, the forward edges tell.
+using Dependents = std::vector<std::string_view>;
 
-bool before(const BackEdge& a, const BackEdge& b) {
-  return std::tie(a.first, a.second.group, a.second.constraint, a.second.kind) <
-         std::tie(b.first, b.second.group, b.second.constraint, b.second.kind);
-}
-
-std::map<std::string, std::vector<BackEdge>, std::less<>> back_edges(const PlainIndex& index) {
-  std::map<std::string, std::vector<BackEdge>, std::less<>> by_target;
+std::map<std::string_view, Dependents> dependents_in(const PlainIndex& index) {
+  std::unordered_map<std::string_view, Dependents> by_target;
   for (const auto& [name, record] : index.records()) {
     for (const Dependency& dependency : record.dependencies) {
-      by_target[dependency.target].emplace_back(name, dependency);
+      by_target[dependency.target].push_back(name);  // in the order of names
     }
   }
-  for (auto& [target, edges] : by_target) std::sort(edges.begin(), edges.end(), before);
-  return by_target;
+  return {by_target.begin(), by_target.end()};
 }
 
-std::vector<BackEdge> back_edges(const Package& package) {
-  std::vector<BackEdge> edges;
-  for (const Edge* edge : package.dependents) {
-    edges.emplace_back(std::string(edge->from->name),
-                       Dependency{std::string(edge->to->name), std::string(edge->constraint),
-                                  edge->group, edge->kind});
-  }
-  std::sort(edges.begin(), edges.end(), before);
-  return edges;
+Dependents dependents_of(const Package& package) {
+  Dependents dependents;
+  dependents.reserve(package.dependents.size());
+  for (const Edge* edge : package.dependents) dependents.push_back(edge->from->name);
+  std::sort(dependents.begin(), dependents.end());
+  return dependents;
 }
 
 std::string describe_difference(const PackageRecord& actual, const PackageRecord& expected) {
@@ -93,19 +84,20 @@ std::vector<std::string> differences(const PackageGraph& graph, const PlainIndex
       add(describe_difference(actual, record));
     }
   }
-  const auto expected_back = back_edges(expected);
+  const auto expected_dependents = dependents_in(expected);
   graph.for_each([&](const Package& package) {
     if (package.has_record && !expected.records().contains(package.name)) {
       add(fmt::format("{} should not be there", package.name));
     }
-    const auto back = expected_back.find(package.name);
-    const bool same = back == expected_back.end() ? package.dependents.empty()
-                                                  : back_edges(package) == back->second;
+    const auto dependents = expected_dependents.find(package.name);
+    const bool same = dependents == expected_dependents.end()
+                          ? package.dependents.empty()
+                          : dependents_of(package) == dependents->second;
     if (!same) add(fmt::format("{}: the packages that depend on it are others", package.name));
   });
-  for (const auto& [target, edges] : expected_back) {
+  for (const auto& [target, dependents] : expected_dependents) {
     if (graph.find_name(target) == nullptr) {
-      add(fmt::format("{} is missing, which {} depends on", target, edges.front().first));
+      add(fmt::format("{} is missing, which {} depends on", target, dependents.front()));
     }
   }
   return found;

@@ -108,11 +108,14 @@ struct Heap::Impl {
     return at(geometry.data_offset + span * kSpanBytes);
   }
 
+  void* allocate(std::size_t bytes, std::size_t alignment);
   void* allocate_small(std::size_t size_class);
   void* allocate_large(std::size_t bytes, std::size_t alignment);
   std::uint32_t refill(std::size_t size_class);
   void deallocate_small(std::size_t span, std::size_t size_class, std::byte* block);
   void deallocate_large(std::size_t span, std::byte* block);
+  void release_empty(ClassState& c, std::size_t span);
+  bool release_empty_spans();
 
   void push_partial(ClassState& c, std::size_t span);
   void drop_partial(ClassState& c, std::size_t span);
@@ -227,10 +230,32 @@ void Heap::Impl::deallocate_small(std::size_t span, std::size_t size_class, std:
   const bool others = c.partial != span + 1 || state.next != kNone;
   if (state.free_slots == layout::slots_per_span(size_class) && others) {
     // One empty span a class stays, so that a single block that comes and goes costs no system call.
-    drop_partial(c, span);
-    entry(span) = {};
-    supply.release(span, 1);
+    release_empty(c, span);
   }
+}
+
+void Heap::Impl::release_empty(ClassState& c, std::size_t span) {
+  drop_partial(c, span);
+  entry(span) = {};
+  supply.release(span, 1);
+}
+
+// Gives back the empty spans that classes keep; whether there was one. One class is locked at a
+// time.
+bool Heap::Impl::release_empty_spans() {
+  bool any = false;
+  for (std::size_t size_class = 0; size_class < kSizeClasses; ++size_class) {
+    ClassState& c = classes[size_class];
+    const RankedLock lock(c.mutex);
+    for (std::uint32_t link = c.partial; link != kNone;) {
+      const std::size_t span = link - 1;
+      link = states[span].next;
+      if (states[span].free_slots != layout::slots_per_span(size_class)) continue;
+      release_empty(c, span);
+      any = true;
+    }
+  }
+  return any;
 }
 
 void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
@@ -249,6 +274,16 @@ std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class
     allocated += static_cast<std::size_t>(std::popcount(bits));
   }
   return allocated;
+}
+
+void* Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
+  if (bytes <= layout::kMaxSlotBytes && alignment <= layout::kMaxSlotBytes) {
+    // Spans are aligned to their size, so a slot is as aligned as its size is.
+    for (std::size_t c = layout::size_class_of(std::max(bytes, alignment)); c < kSizeClasses; ++c) {
+      if (kSlotBytes[c] % alignment == 0) return allocate_small(c);
+    }
+  }
+  return allocate_large(bytes, alignment);
 }
 
 // Checks one head entry of the span table, which may come from a damaged store.
@@ -344,13 +379,9 @@ Result<void> Heap::rebuild() { return impl_->rebuild(); }
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
   if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return nullptr;
-  if (bytes <= layout::kMaxSlotBytes && alignment <= layout::kMaxSlotBytes) {
-    // Spans are aligned to their size, so a slot is as aligned as its size is.
-    for (std::size_t c = layout::size_class_of(std::max(bytes, alignment)); c < kSizeClasses; ++c) {
-      if (kSlotBytes[c] % alignment == 0) return impl_->allocate_small(c);
-    }
-  }
-  return impl_->allocate_large(bytes, alignment);
+  void* block = impl_->allocate(bytes, alignment);
+  if (block == nullptr && impl_->release_empty_spans()) block = impl_->allocate(bytes, alignment);
+  return block;
 }
 
 void Heap::deallocate(void* block) noexcept {

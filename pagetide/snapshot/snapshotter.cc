@@ -334,6 +334,7 @@ DirtyBitmap Snapshotter::Impl::differing_pages(const PageMap& target) const {
   DirtyBitmap differing = collected.written;
   differing |= collected.zeroed;
   differing.resize(end);
+  if (&target == &*base) return differing;
   for (std::size_t page = 0; page < std::max(base->end(), target.end()); ++page) {
     if (!base->same_content(target, page)) differing.set(page);
   }
@@ -397,8 +398,14 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   Impl& s = *impl_;
   if (auto r = s.prepare(); !r) return propagate(r);
   if (auto r = s.check_target(id.value); !r) return propagate(r);
-  auto target = s.store.resolve(id.value);
-  if (!target) return propagate(target);
+  // Going back to where the last epoch began, the common case, needs no reading of manifests.
+  std::optional<PageMap> other;
+  if (id.value != s.base_id) {
+    auto resolved = s.store.resolve(id.value);
+    if (!resolved) return propagate(resolved);
+    other = std::move(*resolved);
+  }
+  const PageMap& target = other ? *other : *s.base;
   Tracker& tracker = s.arena.tracker();
   const WatchId watch = s.arena.region().watch();
 
@@ -409,11 +416,11 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
     return propagate(r);
   }
   s.widen_to_base(before);
-  if (auto r = s.put_back(*target, stats); !r) {
+  if (auto r = s.put_back(target, stats); !r) {
     tracker.put_back(watch, s.collected);
     return propagate(r);
   }
-  s.base = std::move(*target);
+  if (other) s.base = std::move(*other);
   s.base_id = id.value;
   s.arena.set_origin({s.store.root.uuid, id.value});
   if (auto r = s.arena.heap().rebuild(); !r) return propagate(r);

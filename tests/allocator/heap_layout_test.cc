@@ -233,7 +233,10 @@ TEST(CheckSuperblockTest, refuses_random_bytes) {
     }
     (void)check_superblock(s, kWhere);
     s.magic[random.below(8)] ^= static_cast<char>(random.between(1, 127));
-    EXPECT_EQ(check_superblock(s, kWhere).has_value(), s.magic == kMagic);
+    // Chance may have made the magic whole again, and left another field broken.
+    if (s.magic != kMagic) {
+      EXPECT_FALSE(check_superblock(s, kWhere).has_value());
+    }
   }
 }
 

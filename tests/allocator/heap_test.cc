@@ -213,7 +213,28 @@ TEST_P(HeapPolicyTest, an_exhausted_heap_says_so_and_works_on_after_frees) {
     ASSERT_EQ(model.check(), "");
   }
   ASSERT_EQ(model.free_all(), "");
-  EXPECT_NE(heap->allocate(1_MiB), nullptr);
+  EXPECT_EQ(model.check(), "");
+}
+
+// The empty spans that classes keep for themselves are no reason to refuse anything.
+TEST(HeapExhaustionTest, an_emptied_heap_can_give_all_of_it_to_one_block) {
+  const TestHeap heap(4_MiB);
+  for (const std::uint32_t bytes : kSlotBytes) heap->deallocate(allocate(*heap, bytes));
+  EXPECT_EQ(must(heap->check()).spans_in_use, kSlotBytes.size());
+  std::byte* all = allocate(*heap, heap->geometry().span_count * kSpanBytes);
+  EXPECT_EQ(must(heap->check()).live_blocks, 1U);
+  EXPECT_EQ(heap->allocate(1), nullptr);
+  heap->deallocate(all);
+  for (const std::uint32_t bytes : kSlotBytes) allocate(*heap, bytes);
+}
+
+TEST(HeapExhaustionTest, a_small_block_gets_the_empty_span_of_another_class) {
+  const TestHeap heap(4_MiB);
+  heap->deallocate(allocate(*heap, 5000));
+  allocate(*heap, (heap->geometry().span_count - 1) * kSpanBytes);
+  EXPECT_NE(heap->allocate(100), nullptr);
+  EXPECT_EQ(must(heap->check()).spans_in_use, heap->geometry().span_count);
+  EXPECT_EQ(heap->allocate(5000), nullptr);
 }
 
 // --- clearing ---

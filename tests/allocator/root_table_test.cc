@@ -168,6 +168,7 @@ TEST_F(RootTableTest, of_racing_threads_one_gets_the_name) {
     }
     for (std::thread& thread : threads) thread.join();
     ASSERT_EQ(inserted.load(), 1);
+    must(table_.erase(numbered(round)));
   }
 }
 

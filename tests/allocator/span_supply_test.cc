@@ -84,7 +84,7 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
   Model model(spans(), reinterpret_cast<std::uintptr_t>(data(0)));
   std::map<std::size_t, std::size_t> runs;  // first, count
   std::size_t high_water = 0;
-  for (std::size_t step = 0; step < scaled(3000); ++step) {
+  for (std::size_t step = 0; step < scaled(1500); ++step) {
     if (runs.empty() || random.one_in(2)) {
       const std::size_t count =
           random.one_in(3) ? random.between(1, spans() / 4) : random.between(1, 4);

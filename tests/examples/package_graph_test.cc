@@ -203,8 +203,7 @@ TEST_F(DifferencesTest, names_a_constraint_that_differs) {
   PackageRecord changed = needing("b", {"c"});
   changed.dependencies.front().constraint = ">= 2";
   graph_.put(changed);
-  EXPECT_THAT(found(), ElementsAre(HasSubstr("b: its 1 dependencies"),
-                                   "c: the packages that depend on it are others"));
+  EXPECT_THAT(found(), ElementsAre(HasSubstr("b: its 1 dependencies")));
 }
 
 TEST_F(DifferencesTest, see_the_order_and_the_group_of_dependencies) {
