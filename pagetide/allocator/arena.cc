@@ -63,9 +63,10 @@ Result<Arena> Arena::from_image(const ArenaOptions& options, std::size_t image_b
 }
 
 std::string Arena::exhausted_message() const {
-  return fmt::format("the arena '{}' is exhausted: its reservation of {} bytes or the machine's memory is "
-                     "used up. Reserve more when creating it, or free something.",
-                     name(), range().size);
+  return fmt::format(
+      "the arena '{}' is exhausted: its reservation of {} bytes or the machine's memory is "
+      "used up. Reserve more when creating it, or free something.",
+      name(), range().size);
 }
 
 Result<void*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
@@ -79,18 +80,44 @@ Result<void*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }
 
-void Arena::deallocate(void* block) noexcept { impl_->heap->deallocate(block); }
-std::pmr::memory_resource* Arena::resource() const { return impl_->resource; }
-std::string_view Arena::name() const { return impl_->heap->name(); }
-ByteRange Arena::range() const { return impl_->region->range(); }
-RootTable& Arena::roots() const { return impl_->roots; }
-Heap& Arena::heap() const { return *impl_->heap; }
-Tracker& Arena::tracker() const { return impl_->region->tracker(); }
-void Arena::set_holds_code_addresses() { impl_->heap->set_holds_code_addresses(); }
-Region& Arena::region() const { return *impl_->region; }
-const ArenaOrigin& Arena::origin() const { return impl_->origin; }
-void Arena::set_origin(const ArenaOrigin& origin) { impl_->origin = origin; }
-bool Arena::acquire_consumer() { return !impl_->has_consumer.exchange(true); }
-void Arena::release_consumer() { impl_->has_consumer.store(false); }
+void Arena::deallocate(void* block) noexcept {
+  impl_->heap->deallocate(block);
+}
+std::pmr::memory_resource* Arena::resource() const {
+  return impl_->resource;
+}
+std::string_view Arena::name() const {
+  return impl_->heap->name();
+}
+ByteRange Arena::range() const {
+  return impl_->region->range();
+}
+RootTable& Arena::roots() const {
+  return impl_->roots;
+}
+Heap& Arena::heap() const {
+  return *impl_->heap;
+}
+Tracker& Arena::tracker() const {
+  return impl_->region->tracker();
+}
+void Arena::set_holds_code_addresses() {
+  impl_->heap->set_holds_code_addresses();
+}
+Region& Arena::region() const {
+  return *impl_->region;
+}
+const ArenaOrigin& Arena::origin() const {
+  return impl_->origin;
+}
+void Arena::set_origin(const ArenaOrigin& origin) {
+  impl_->origin = origin;
+}
+bool Arena::acquire_consumer() {
+  return !impl_->has_consumer.exchange(true);
+}
+void Arena::release_consumer() {
+  impl_->has_consumer.store(false);
+}
 
 }  // namespace pagetide

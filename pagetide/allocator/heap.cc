@@ -56,14 +56,17 @@ constexpr bool reciprocals_are_exact() {
   for (std::size_t c = 0; c < kSizeClasses; ++c) {
     const std::size_t size = kSlotBytes[c];
     for (std::size_t slot = 0; slot < layout::slots_per_span(c); ++slot) {
-      if (slot_of(slot * size, c) != slot || slot_of(slot * size + size - 1, c) != slot) return false;
+      if (slot_of(slot * size, c) != slot || slot_of(slot * size + size - 1, c) != slot)
+        return false;
     }
   }
   return true;
 }
 static_assert(reciprocals_are_exact());
 
-std::atomic_ref<std::uint64_t> shared(std::uint64_t& word) { return std::atomic_ref(word); }
+std::atomic_ref<std::uint64_t> shared(std::uint64_t& word) {
+  return std::atomic_ref(word);
+}
 
 bool is_all_zero(const SpanEntry& entry) {
   return std::bit_cast<std::uint64_t>(entry) == 0;
@@ -79,7 +82,8 @@ constexpr std::uint64_t slot_bits(std::size_t slots, std::size_t index) {
 }  // namespace
 
 struct Heap::Impl {
-  Impl(Region& r, const layout::Geometry& g, SpanSupply s, VirtualArray<SpanState> st, ClearPolicy c)
+  Impl(Region& r, const layout::Geometry& g, SpanSupply s, VirtualArray<SpanState> st,
+       ClearPolicy c)
       : region(r), geometry(g), supply(std::move(s)), states(std::move(st)), clear(c) {}
 
   Region& region;
@@ -92,9 +96,7 @@ struct Heap::Impl {
   static Result<std::unique_ptr<Impl>> create(Region& region, ClearPolicy clear);
 
   std::byte* at(std::size_t offset) const { return region.base() + offset; }
-  layout::Superblock& superblock() const {
-    return *reinterpret_cast<layout::Superblock*>(at(0));
-  }
+  layout::Superblock& superblock() const { return *reinterpret_cast<layout::Superblock*>(at(0)); }
   SpanEntry& entry(std::size_t span) const {
     return reinterpret_cast<SpanEntry*>(at(geometry.spans_offset))[span];
   }
@@ -127,8 +129,8 @@ struct Heap::Impl {
 Result<std::unique_ptr<Heap::Impl>> Heap::Impl::create(Region& region, ClearPolicy clear) {
   if (region.range().begin % kSpanBytes != 0) {
     return failure(ErrorCode::invalid_argument,
-                   fmt::format("a heap's base must be a multiple of {} bytes; {:#x} is not.", kSpanBytes,
-                               region.range().begin));
+                   fmt::format("a heap's base must be a multiple of {} bytes; {:#x} is not.",
+                               kSpanBytes, region.range().begin));
   }
   auto geometry = layout::geometry_for(region.range().size);
   if (!geometry) return propagate(geometry);
@@ -229,7 +231,8 @@ void Heap::Impl::deallocate_small(std::size_t span, std::size_t size_class, std:
   if (!state.listed) push_partial(c, span);
   const bool others = c.partial != span + 1 || state.next != kNone;
   if (state.free_slots == layout::slots_per_span(size_class) && others) {
-    // One empty span a class stays, so that a single block that comes and goes costs no system call.
+    // One empty span a class stays, so that a single block that comes and goes costs no system
+    // call.
     release_empty(c, span);
   }
 }
@@ -300,7 +303,8 @@ Result<void> Heap::Impl::check_span(std::size_t span) const {
     sound = is_all_zero(e);
   }
   if (sound) return {};
-  return failure(ErrorCode::damaged, fmt::format("the heap's span table is damaged at span {}.", span));
+  return failure(ErrorCode::damaged,
+                 fmt::format("the heap's span table is damaged at span {}.", span));
 }
 
 Result<void> Heap::Impl::rebuild() {
@@ -340,7 +344,8 @@ Result<void> Heap::commit_image(Region& region, std::size_t bytes) {
   return region.commit({region.range().begin, end});
 }
 
-Result<std::unique_ptr<Heap>> Heap::format(Region& region, std::string_view name, ClearPolicy clear) {
+Result<std::unique_ptr<Heap>> Heap::format(Region& region, std::string_view name,
+                                           ClearPolicy clear) {
   if (name.size() >= layout::kArenaNameBytes) {
     return failure(ErrorCode::invalid_argument,
                    fmt::format("the arena's name has {} bytes; at most {} fit.", name.size(),
@@ -375,7 +380,9 @@ Result<std::unique_ptr<Heap>> Heap::attach(Region& region, ClearPolicy clear) {
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 
-Result<void> Heap::rebuild() { return impl_->rebuild(); }
+Result<void> Heap::rebuild() {
+  return impl_->rebuild();
+}
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
   if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return nullptr;
@@ -386,14 +393,18 @@ void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
 
 void Heap::deallocate(void* block) noexcept {
   if (block == nullptr) return;
-  if (!owns(block)) fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
+  if (!owns(block))
+    fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
   auto* address = static_cast<std::byte*>(block);
   const auto span = static_cast<std::size_t>(address - impl_->span_data(0)) / kSpanBytes;
   const SpanEntry e = impl_->entry(span);
   switch (e.kind) {
-    case SpanKind::small: return impl_->deallocate_small(span, e.size_class, address);
-    case SpanKind::large: return impl_->deallocate_large(span, address);
-    case SpanKind::free: break;
+    case SpanKind::small:
+      return impl_->deallocate_small(span, e.size_class, address);
+    case SpanKind::large:
+      return impl_->deallocate_large(span, address);
+    case SpanKind::free:
+      break;
   }
   fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
@@ -447,8 +458,9 @@ Result<HeapStats> Heap::check() const {
     const std::size_t slots = e.kind == SpanKind::small ? layout::slots_per_span(e.size_class) : 0;
     for (std::size_t i = 0; i < layout::kBitmapGroups * layout::kWordsPerGroup; ++i) {
       if ((impl_->word(span, i) & ~slot_bits(slots, i)) != 0) {
-        return failure(ErrorCode::damaged,
-                       fmt::format("the heap's slot bitmap of span {} has bits without slots.", span));
+        return failure(
+            ErrorCode::damaged,
+            fmt::format("the heap's slot bitmap of span {} has bits without slots.", span));
       }
     }
     if (e.kind == SpanKind::small) {
@@ -490,9 +502,15 @@ HeapStats Heap::stats() const {
   return s;
 }
 
-std::string_view Heap::name() const { return impl_->superblock().name.data(); }
-ClearPolicy Heap::clear_policy() const { return impl_->clear; }
-const layout::Geometry& Heap::geometry() const { return impl_->geometry; }
+std::string_view Heap::name() const {
+  return impl_->superblock().name.data();
+}
+ClearPolicy Heap::clear_policy() const {
+  return impl_->clear;
+}
+const layout::Geometry& Heap::geometry() const {
+  return impl_->geometry;
+}
 
 bool Heap::holds_code_addresses() const {
   return (std::atomic_ref(impl_->superblock().flags).load(std::memory_order_relaxed) &

@@ -21,9 +21,9 @@ enum class ClearPolicy : std::uint8_t {
 
 struct HeapStats {
   std::uint64_t live_blocks = 0;
-  std::uint64_t live_bytes = 0;     // by slot size, not by what was asked for
+  std::uint64_t live_bytes = 0;  // by slot size, not by what was asked for
   std::uint64_t spans_in_use = 0;
-  std::uint64_t heap_bytes = 0;     // spans in use and the metadata that describes them
+  std::uint64_t heap_bytes = 0;  // spans in use and the metadata that describes them
   std::uint64_t reserve_bytes = 0;
 };
 
@@ -64,7 +64,8 @@ class PAGETIDE_API Heap {
   // A new heap in a fresh region.
   static Result<std::unique_ptr<Heap>> format(Region& region, std::string_view name,
                                               ClearPolicy clear);
-  // The heap that a region's bytes already hold. Checks the superblock and the span table; O(spans).
+  // The heap that a region's bytes already hold. Checks the superblock and the span table;
+  // O(spans).
   static Result<std::unique_ptr<Heap>> attach(Region& region, ClearPolicy clear);
 
   Heap(const Heap&) = delete;

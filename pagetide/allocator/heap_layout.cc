@@ -17,9 +17,10 @@ Result<Geometry> geometry_for(std::size_t reserve_bytes) {
   constexpr std::size_t kPerSpan =
       kSpanBytes + sizeof(SpanEntry) + kBitmapGroups * kBytesPerGroupLine;
   if (reserve_bytes < fixed + kPerSpan) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("a reservation of {} bytes is too small for a heap; reserve at least {}.",
-                               reserve_bytes, fixed + kPerSpan));
+    return failure(
+        ErrorCode::invalid_argument,
+        fmt::format("a reservation of {} bytes is too small for a heap; reserve at least {}.",
+                    reserve_bytes, fixed + kPerSpan));
   }
   g.span_count = (reserve_bytes - fixed) / kPerSpan;
   g.bitmaps_offset = g.spans_offset + round_up(g.span_count * sizeof(SpanEntry), page);
@@ -33,9 +34,11 @@ Result<void> check_superblock(const Superblock& s, ByteRange where) {
     return failure(ErrorCode::damaged, "the region does not begin with a Pagetide heap.");
   }
   if (s.version > kVersion) {
-    return failure(ErrorCode::version_too_new,
-                   fmt::format("the heap has layout version {}; this Pagetide reads up to {}. Use a newer "
-                               "Pagetide.", s.version, kVersion));
+    return failure(
+        ErrorCode::version_too_new,
+        fmt::format("the heap has layout version {}; this Pagetide reads up to {}. Use a newer "
+                    "Pagetide.",
+                    s.version, kVersion));
   }
   if (s.page_size != page_size() || s.span_bytes != kSpanBytes) {
     return failure(ErrorCode::unsupported,
@@ -43,9 +46,10 @@ Result<void> check_superblock(const Superblock& s, ByteRange where) {
                                s.page_size, page_size()));
   }
   if (s.base != where.begin || s.reserve_bytes != where.size) {
-    return failure(ErrorCode::damaged,
-                   fmt::format("the heap says it lies at {:#x} with {} bytes, not at {:#x} with {}.",
-                               s.base, s.reserve_bytes, where.begin, where.size));
+    return failure(
+        ErrorCode::damaged,
+        fmt::format("the heap says it lies at {:#x} with {} bytes, not at {:#x} with {}.", s.base,
+                    s.reserve_bytes, where.begin, where.size));
   }
   auto expected = geometry_for(where.size);
   if (!expected) return propagate(expected);

@@ -83,9 +83,9 @@ enum class SpanKind : std::uint8_t {
 
 struct SpanEntry {
   SpanKind kind;
-  std::uint8_t size_class;   // small: index into kSlotBytes
-  std::uint16_t reserved;    // 0
-  std::uint32_t run_spans;   // small: 1; large: number of spans
+  std::uint8_t size_class;  // small: index into kSlotBytes
+  std::uint16_t reserved;   // 0
+  std::uint32_t run_spans;  // small: 1; large: number of spans
 };
 static_assert(sizeof(SpanEntry) == 8);
 

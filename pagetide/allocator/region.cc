@@ -53,15 +53,17 @@ Result<void> reserve_at(ByteRange range) {
   if (r == 0) return {};
   if (r == -EEXIST) {
     const std::string occupant = occupant_of(range);
-    return failure(ErrorCode::address_taken,
-                   fmt::format("cannot reserve {} bytes at {:#x}: the range is taken by {}. An arena only "
-                               "works at its recorded base; free that range, open the arena earlier in "
-                               "the program, or start the program with another mapping layout.",
-                               range.size, range.begin, occupant.empty() ? "another mapping" : occupant),
-                   EEXIST);
+    return failure(
+        ErrorCode::address_taken,
+        fmt::format("cannot reserve {} bytes at {:#x}: the range is taken by {}. An arena only "
+                    "works at its recorded base; free that range, open the arena earlier in "
+                    "the program, or start the program with another mapping layout.",
+                    range.size, range.begin, occupant.empty() ? "another mapping" : occupant),
+        EEXIST);
   }
-  return system_failure(fmt::format("reserve {} bytes of address space at {:#x}", range.size, range.begin),
-                        -r, "Check ulimit -v and the reservation's size.");
+  return system_failure(
+      fmt::format("reserve {} bytes of address space at {:#x}", range.size, range.begin), -r,
+      "Check ulimit -v and the reservation's size.");
 }
 
 // The first free place in [begin, end); nullopt when there is none.
@@ -83,8 +85,9 @@ Result<ByteRange> choose_and_reserve(std::size_t size) {
     if (!found) return propagate(found);
   }
   if (*found) return **found;
-  return failure(ErrorCode::out_of_memory,
-                 fmt::format("no free address range of {} bytes; reserve less, or name a base.", size));
+  return failure(
+      ErrorCode::out_of_memory,
+      fmt::format("no free address range of {} bytes; reserve less, or name a base.", size));
 }
 
 }  // namespace
@@ -112,10 +115,11 @@ Region::~Region() = default;
 Result<Region> Region::reserve(const RegionOptions& options) {
   const std::size_t size = round_up(options.reserve_bytes, page_size());
   if (size == 0 || size < options.reserve_bytes || options.base % page_size() != 0) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("cannot reserve {} bytes at {:#x}: the size must not be 0 and the base must "
-                               "be a multiple of the page size {}.",
-                               options.reserve_bytes, options.base, page_size()));
+    return failure(
+        ErrorCode::invalid_argument,
+        fmt::format("cannot reserve {} bytes at {:#x}: the size must not be 0 and the base must "
+                    "be a multiple of the page size {}.",
+                    options.reserve_bytes, options.base, page_size()));
   }
   auto tracker = Tracker::create({options.backend});
   if (!tracker) return propagate(tracker);
@@ -136,10 +140,18 @@ Result<Region> Region::reserve(const RegionOptions& options) {
   return Region(std::move(impl));
 }
 
-ByteRange Region::range() const { return impl_->range; }
-Prefill Region::prefill_policy() const { return impl_->prefill; }
-Tracker& Region::tracker() const { return impl_->tracker; }
-WatchId Region::watch() const { return impl_->watch; }
+ByteRange Region::range() const {
+  return impl_->range;
+}
+Prefill Region::prefill_policy() const {
+  return impl_->prefill;
+}
+Tracker& Region::tracker() const {
+  return impl_->tracker;
+}
+WatchId Region::watch() const {
+  return impl_->watch;
+}
 
 Result<void> Region::commit(ByteRange range) {
   if (range.empty()) return {};

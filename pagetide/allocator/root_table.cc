@@ -41,9 +41,10 @@ Result<Root> RootTable::find(std::string_view name) const {
 Result<void> RootTable::insert(const Root& root) {
   if (root.name.empty() || root.name.size() >= layout::kRootNameBytes ||
       root.name.find('\0') != std::string::npos) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("'{}' cannot name a root: a name has 1 to {} bytes and no zero byte.",
-                               root.name, layout::kRootNameBytes - 1));
+    return failure(
+        ErrorCode::invalid_argument,
+        fmt::format("'{}' cannot name a root: a name has 1 to {} bytes and no zero byte.",
+                    root.name, layout::kRootNameBytes - 1));
   }
   const RankedLock lock(mutex_);
   if (slot_of(root.name) != nullptr) {
@@ -52,9 +53,11 @@ Result<void> RootTable::insert(const Root& root) {
   }
   layout::RootEntry* free_entry = slot_of({});
   if (free_entry == nullptr) {
-    return failure(ErrorCode::out_of_memory,
-                   fmt::format("all {} named roots of the arena are in use; keep further objects in a "
-                               "container that is one root.", layout::kRootCapacity));
+    return failure(
+        ErrorCode::out_of_memory,
+        fmt::format("all {} named roots of the arena are in use; keep further objects in a "
+                    "container that is one root.",
+                    layout::kRootCapacity));
   }
   free_entry->address = reinterpret_cast<std::uint64_t>(root.address);
   free_entry->type_hash = root.type_hash;

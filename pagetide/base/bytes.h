@@ -4,10 +4,18 @@
 
 namespace pagetide::literals {
 
-constexpr std::size_t operator""_KiB(unsigned long long n) { return n << 10; }
-constexpr std::size_t operator""_MiB(unsigned long long n) { return n << 20; }
-constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
-constexpr std::size_t operator""_TiB(unsigned long long n) { return n << 40; }
+constexpr std::size_t operator""_KiB(unsigned long long n) {
+  return n << 10;
+}
+constexpr std::size_t operator""_MiB(unsigned long long n) {
+  return n << 20;
+}
+constexpr std::size_t operator""_GiB(unsigned long long n) {
+  return n << 30;
+}
+constexpr std::size_t operator""_TiB(unsigned long long n) {
+  return n << 40;
+}
 
 }  // namespace pagetide::literals
 

@@ -55,8 +55,12 @@ void RankedMutex::unlock() {
 
 #else
 
-void RankedMutex::lock() { mutex_.lock(); }
-void RankedMutex::unlock() { mutex_.unlock(); }
+void RankedMutex::lock() {
+  mutex_.lock();
+}
+void RankedMutex::unlock() {
+  mutex_.unlock();
+}
 
 #endif
 

@@ -33,9 +33,7 @@ struct ByteRange {
     const std::uintptr_t high = std::min(end(), other.end());
     return low < high ? ByteRange{low, high - low} : ByteRange{};
   }
-  bool is_page_aligned() const {
-    return begin % page_size() == 0 && size % page_size() == 0;
-  }
+  bool is_page_aligned() const { return begin % page_size() == 0 && size % page_size() == 0; }
   // The smallest page-aligned range that covers this one.
   ByteRange page_cover() const {
     if (size == 0) return {round_down(begin, page_size()), 0};

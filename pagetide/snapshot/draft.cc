@@ -22,7 +22,8 @@ void SnapshotDraft::clear() {
 void SnapshotDraft::add(std::uint64_t page, format::ExtentKind kind, std::uint64_t segment) {
   if (extent_count_ > 0) {
     format::Extent& last = extents_[extent_count_ - 1];
-    if (last.kind == kind && last.first_page + last.page_count == page && last.page_count < UINT32_MAX) {
+    if (last.kind == kind && last.first_page + last.page_count == page &&
+        last.page_count < UINT32_MAX) {
       ++last.page_count;
       return;
     }

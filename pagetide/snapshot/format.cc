@@ -13,13 +13,15 @@ namespace pagetide::format {
 namespace {
 
 constexpr const char* kDamagedWayOut =
-    "Other snapshots of the store may still be whole: `pagetide verify` tells; restore this file from a "
+    "Other snapshots of the store may still be whole: `pagetide verify` tells; restore this file "
+    "from a "
     "copy.";
 // More address space than any supported machine has.
 constexpr std::uint64_t kMaxReserveBytes = std::uint64_t{1} << 56;
 
 tl::unexpected<Error> damaged(const std::string& where, std::string_view what) {
-  return failure(ErrorCode::damaged, fmt::format("{} is damaged: {}. {}", where, what, kDamagedWayOut));
+  return failure(ErrorCode::damaged,
+                 fmt::format("{} is damaged: {}. {}", where, what, kDamagedWayOut));
 }
 
 template <typename T>
@@ -36,12 +38,15 @@ std::uint64_t checksum_of(const T& record) {
 
 // The checks every record shares: magic, version, page size.
 template <typename T>
-Result<void> check_common(const T& record, const std::array<char, 8>& magic, const std::string& where) {
+Result<void> check_common(const T& record, const std::array<char, 8>& magic,
+                          const std::string& where) {
   if (record.magic != magic) return damaged(where, "it does not begin as it should");
   if (record.version > kVersion) {
-    return failure(ErrorCode::version_too_new,
-                   fmt::format("{} has format version {}; this Pagetide reads up to {}. Use a newer "
-                               "Pagetide.", where, record.version, kVersion));
+    return failure(
+        ErrorCode::version_too_new,
+        fmt::format("{} has format version {}; this Pagetide reads up to {}. Use a newer "
+                    "Pagetide.",
+                    where, record.version, kVersion));
   }
   return {};
 }
@@ -70,7 +75,8 @@ bool are_valid(const std::vector<Extent>& extents, const ManifestHeader& header,
     if (e.first_page >= header.image_pages || e.page_count > header.image_pages - e.first_page) {
       return false;
     }
-    if (e.segment_page > UINT32_MAX || (e.segment == header.id && e.segment_page + e.page_count > header.segment_pages)) {
+    if (e.segment_page > UINT32_MAX ||
+        (e.segment == header.id && e.segment_page + e.page_count > header.segment_pages)) {
       return false;
     }
     next = e.first_page + e.page_count;
@@ -90,14 +96,18 @@ bool take(std::span<const std::byte>& rest, std::uint64_t count, std::vector<T>&
 
 }  // namespace
 
-void seal(RootRecord& record) { record.checksum = checksum_of(record); }
+void seal(RootRecord& record) {
+  record.checksum = checksum_of(record);
+}
 
 Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::string& where) {
   if (bytes.size() < sizeof(RootRecord::magic) ||
       std::memcmp(bytes.data(), kRootMagic.data(), kRootMagic.size()) != 0) {
-    return failure(ErrorCode::not_a_store,
-                   fmt::format("{} is not the root of a Pagetide store. Name the directory that a program "
-                               "passed to Store::open().", where));
+    return failure(
+        ErrorCode::not_a_store,
+        fmt::format("{} is not the root of a Pagetide store. Name the directory that a program "
+                    "passed to Store::open().",
+                    where));
   }
   if (bytes.size() < sizeof(RootRecord)) return damaged(where, "it is cut short");
   const auto record = read_struct<RootRecord>(bytes);
@@ -113,7 +123,8 @@ Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::stri
 std::vector<std::byte> encode_segment_header(const Uuid& uuid, std::uint64_t segment,
                                              std::size_t page_bytes) {
   std::vector<std::byte> page(page_bytes);
-  const SegmentHeader header{kSegmentMagic, kVersion, static_cast<std::uint32_t>(page_bytes), uuid, segment};
+  const SegmentHeader header{kSegmentMagic, kVersion, static_cast<std::uint32_t>(page_bytes), uuid,
+                             segment};
   std::memcpy(page.data(), &header, sizeof(header));
   const std::size_t covered = page_bytes - sizeof(std::uint64_t);
   const std::uint64_t checksum = hash64(page.data(), covered);
@@ -170,7 +181,8 @@ Result<ManifestHeader> decode_header(std::span<const std::byte> bytes, const Uui
   if (header.uuid != uuid || header.id != id) {
     return damaged(where, "it belongs to another store or snapshot");
   }
-  const bool named = std::find(header.arena.begin(), header.arena.end(), '\0') != header.arena.end();
+  const bool named =
+      std::find(header.arena.begin(), header.arena.end(), '\0') != header.arena.end();
   if (header.parent >= header.id || !is_power_of_two(header.page_size) || !named ||
       header.reserve_bytes > kMaxReserveBytes ||
       header.image_pages > header.reserve_bytes / header.page_size) {
@@ -200,8 +212,12 @@ Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& u
   return manifest;
 }
 
-std::string manifest_name(std::uint64_t id) { return fmt::format("{:012}.manifest", id); }
-std::string segment_name(std::uint64_t id) { return fmt::format("{:012}.segment", id); }
+std::string manifest_name(std::uint64_t id) {
+  return fmt::format("{:012}.manifest", id);
+}
+std::string segment_name(std::uint64_t id) {
+  return fmt::format("{:012}.segment", id);
+}
 
 std::uint64_t id_in_name(const std::string& name) {
   std::uint64_t id = 0;

@@ -73,7 +73,8 @@ struct ManifestHeader {
   std::uint64_t reserve_bytes;
   std::uint64_t image_pages;  // pages from here on are zero
   std::uint32_t flags;
-  std::uint32_t chain_depth;  // manifests to read below this one; 0: none (no parent, or full index)
+  std::uint32_t
+      chain_depth;  // manifests to read below this one; 0: none (no parent, or full index)
   std::uint64_t load_address;  // of the program that wrote it
   std::array<std::uint8_t, 20> build_id;
   std::uint32_t reserved0;

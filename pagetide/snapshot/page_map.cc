@@ -34,7 +34,8 @@ void PageMap::set_data(std::size_t page, PageLocation location, const Hash128& h
   end_ = std::max(end_, page + 1);
 }
 
-void PageMap::apply(const std::vector<format::Extent>& extents, const std::vector<Hash128>& hashes) {
+void PageMap::apply(const std::vector<format::Extent>& extents,
+                    const std::vector<Hash128>& hashes) {
   std::size_t next_hash = 0;
   for (const format::Extent& extent : extents) {
     if (extent.kind == format::ExtentKind::zero) {

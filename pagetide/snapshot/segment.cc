@@ -83,18 +83,20 @@ Result<void> SegmentReader::read(const format::Extent& extent, std::byte* target
   auto n = (*file)->read_at((extent.segment_page + 1) * page, target, size);
   if (!n) return propagate(n);
   if (*n != size) {
-    return failure(ErrorCode::damaged,
-                   fmt::format("{} is damaged: it is cut short, page {} is missing. Restore the file from a "
-                               "copy; snapshots that do not need it are not affected.",
-                               path_of(extent.segment), extent.segment_page + *n / page));
+    return failure(
+        ErrorCode::damaged,
+        fmt::format("{} is damaged: it is cut short, page {} is missing. Restore the file from a "
+                    "copy; snapshots that do not need it are not affected.",
+                    path_of(extent.segment), extent.segment_page + *n / page));
   }
   for (std::size_t i = 0; i < extent.page_count; ++i) {
     if (hash128(target + i * page, page, seed_) == hash_of(i)) continue;
-    return failure(ErrorCode::damaged,
-                   fmt::format("{} is damaged: the checksum of page {} (byte {}) does not match. Restore the "
-                               "file from a copy; snapshots that do not need this page are not affected.",
-                               path_of(extent.segment), extent.segment_page + i,
-                               (extent.segment_page + i + 1) * page));
+    return failure(
+        ErrorCode::damaged,
+        fmt::format("{} is damaged: the checksum of page {} (byte {}) does not match. Restore the "
+                    "file from a copy; snapshots that do not need this page are not affected.",
+                    path_of(extent.segment), extent.segment_page + i,
+                    (extent.segment_page + i + 1) * page));
   }
   return {};
 }

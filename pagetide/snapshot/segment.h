@@ -41,7 +41,8 @@ class SegmentWriter {
 // thread-safe.
 class SegmentReader {
  public:
-  SegmentReader(FileSystem& files, std::string directory, const format::Uuid& uuid, std::uint64_t seed)
+  SegmentReader(FileSystem& files, std::string directory, const format::Uuid& uuid,
+                std::uint64_t seed)
       : files_(&files), directory_(std::move(directory)), uuid_(uuid), seed_(seed) {}
 
   // Reads the extent's pages into `target` and compares them with `hash_of(i)`, i counting the

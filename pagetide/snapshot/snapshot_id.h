@@ -16,7 +16,7 @@ struct SnapshotId {
 
 struct SnapshotInfo {
   SnapshotId id;
-  SnapshotId parent;  // value 0: none
+  SnapshotId parent;             // value 0: none
   std::uint64_t created_ns = 0;  // since 1970, UTC
   std::string arena;
   std::uint64_t page_bytes = 0;

@@ -103,7 +103,8 @@ struct Snapshotter::Impl {
   Result<void> capture_pages(PageRange run, SegmentWriter& segment);
   Result<void> flush(SegmentWriter& segment);
   Result<void> place_in_chain(format::Manifest& manifest) const;
-  Result<std::uint64_t> commit(const HeapFacts& facts, std::uint64_t stop_ns, SegmentWriter& segment);
+  Result<std::uint64_t> commit(const HeapFacts& facts, std::uint64_t stop_ns,
+                               SegmentWriter& segment);
 
   Result<void> check_target(std::uint64_t id);
   DirtyBitmap differing_pages(const PageMap& target) const;
@@ -113,13 +114,16 @@ struct Snapshotter::Impl {
 // Everything that may allocate, fail or take time, before writers are stopped.
 Result<void> Snapshotter::Impl::prepare() {
   if (!has_arena) {
-    return failure(ErrorCode::busy,
-                   fmt::format("another Snapshotter has the arena '{}'; its changes can be consumed only "
-                               "once. Use that one, or destroy it first.", arena.name()));
+    return failure(
+        ErrorCode::busy,
+        fmt::format("another Snapshotter has the arena '{}'; its changes can be consumed only "
+                    "once. Use that one, or destroy it first.",
+                    arena.name()));
   }
   if (!store.writable()) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("{} was opened for reading; open it with StoreMode::write.", store.path));
+    return failure(
+        ErrorCode::invalid_argument,
+        fmt::format("{} was opened for reading; open it with StoreMode::write.", store.path));
   }
   if (!draft) {
     auto made = SnapshotDraft::create(region_pages());
@@ -307,8 +311,8 @@ Result<SnapshotId> Snapshotter::take() {
   auto id = s.commit(facts, stop_ns, segment);
   if (!id) {
     s.arena.tracker().put_back(s.arena.region().watch(), s.collected);
-    return tl::unexpected<Error>(
-        std::move(id).error().with_context(fmt::format("cannot commit a snapshot to {}", s.store.path)));
+    return tl::unexpected<Error>(std::move(id).error().with_context(
+        fmt::format("cannot commit a snapshot to {}", s.store.path)));
   }
   s.base_id = *id;
   s.arena.set_origin({s.store.root.uuid, *id});
@@ -319,12 +323,14 @@ Result<void> Snapshotter::Impl::check_target(std::uint64_t id) {
   if (auto r = store.check_committed(id); !r) return r;
   auto header = store.read_header(id);
   if (!header) return propagate(header);
-  if (header->region_base == region_begin() && header->reserve_bytes == arena.range().size) return {};
-  return failure(ErrorCode::identity_mismatch,
-                 fmt::format("snapshot {} is of an arena at {:#x} with {} bytes; this arena is at {:#x} "
-                             "with {}. Open it with Store::open_arena() instead.",
-                             id, header->region_base, header->reserve_bytes, region_begin(),
-                             arena.range().size));
+  if (header->region_base == region_begin() && header->reserve_bytes == arena.range().size)
+    return {};
+  return failure(
+      ErrorCode::identity_mismatch,
+      fmt::format("snapshot {} is of an arena at {:#x} with {} bytes; this arena is at {:#x} "
+                  "with {}. Open it with Store::open_arena() instead.",
+                  id, header->region_base, header->reserve_bytes, region_begin(),
+                  arena.range().size));
 }
 
 // What the memory may differ in from the target: what was written since the base, and where the
@@ -381,7 +387,8 @@ Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& s
     at += extent.page_count * page_bytes;
   }
   DirtyBitmap zeros = differing;
-  for (const format::Extent& extent : sources) zeros.reset_range({extent.first_page, extent.page_count});
+  for (const format::Extent& extent : sources)
+    zeros.reset_range({extent.first_page, extent.page_count});
   stats.restored_pages = differing.count();
   stats.zero_pages = zeros.count();
   zeros -= collected.zeroed;  // these are zero already

@@ -21,7 +21,8 @@ constexpr std::size_t kReadBytes = std::size_t{8} << 20;
 std::uint64_t realtime_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 template <typename T>
@@ -33,8 +34,8 @@ Result<void> fill_random(T& value) {
 }
 
 bool is_own_name(const std::string& name) {
-  return name == format::kRootName || name == format::kRootTemporaryName || name == format::kLockName ||
-         format::id_in_name(name) != 0;
+  return name == format::kRootName || name == format::kRootTemporaryName ||
+         name == format::kLockName || format::id_in_name(name) != 0;
 }
 
 }  // namespace
@@ -80,9 +81,11 @@ Result<void> Store::Impl::read_root() {
   auto record = format::decode_root(*bytes, file(format::kRootName));
   if (!record) return propagate(record);
   if (record->page_size != page_size()) {
-    return failure(ErrorCode::unsupported,
-                   fmt::format("{} was written on a machine with pages of {} bytes; this one has {}. Use it "
-                               "on a machine of the same kind.", path, record->page_size, page_size()));
+    return failure(
+        ErrorCode::unsupported,
+        fmt::format("{} was written on a machine with pages of {} bytes; this one has {}. Use it "
+                    "on a machine of the same kind.",
+                    path, record->page_size, page_size()));
   }
   root = *record;
   return {};
@@ -141,7 +144,8 @@ Result<void> Store::Impl::check_committed(std::uint64_t id) {
   return failure(ErrorCode::not_found,
                  root.next_id == 1
                      ? fmt::format("{} has no snapshot {}; it is empty.", path, id)
-                     : fmt::format("{} has no snapshot {}; its snapshots are 1 to {}.", path, id, root.next_id - 1));
+                     : fmt::format("{} has no snapshot {}; its snapshots are 1 to {}.", path, id,
+                                   root.next_id - 1));
 }
 
 Result<format::ManifestHeader> Store::Impl::read_header(std::uint64_t id) const {
@@ -173,9 +177,11 @@ Result<PageMap> Store::Impl::resolve(std::uint64_t id) const {
     }
     if (!chain.empty() && (manifest->header.region_base != chain.front().header.region_base ||
                            manifest->header.reserve_bytes != chain.front().header.reserve_bytes)) {
-      return failure(ErrorCode::damaged,
-                     fmt::format("snapshots {} and {} of {} belong together, but describe different "
-                                 "regions.", id, at, path));
+      return failure(
+          ErrorCode::damaged,
+          fmt::format("snapshots {} and {} of {} belong together, but describe different "
+                      "regions.",
+                      id, at, path));
     }
     at = manifest->full.empty() ? manifest->header.parent : 0;
     chain.push_back(std::move(*manifest));
@@ -192,7 +198,8 @@ Result<PageMap> Store::Impl::resolve(std::uint64_t id) const {
   return map;
 }
 
-Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& visit, const Progress& progress) {
+Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& visit,
+                                     const Progress& progress) {
   const std::size_t page = page_size();
   auto buffer = VirtualArray<std::byte>::create(std::max(kReadBytes, page));
   if (!buffer) return propagate(buffer);
@@ -203,12 +210,14 @@ Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& vis
       format::Extent part = whole;
       part.first_page += done;
       part.segment_page += done;
-      part.page_count = std::min<std::uint32_t>(whole.page_count - done, static_cast<std::uint32_t>(buffer->size() / page));
+      part.page_count = std::min<std::uint32_t>(whole.page_count - done,
+                                                static_cast<std::uint32_t>(buffer->size() / page));
       result = reader.read(part, buffer->span().data(), [&](std::size_t i) -> const Hash128& {
         return map.hash(part.first_page + i);
       });
       if (result) {
-        result = visit({part.first_page, part.page_count}, buffer->span().first(part.page_count * page));
+        result =
+            visit({part.first_page, part.page_count}, buffer->span().first(part.page_count * page));
       }
       done += part.page_count;
       if (progress && result) progress(part.first_page + part.page_count, map.end());
@@ -220,8 +229,9 @@ Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& vis
 Result<std::uint64_t> Store::Impl::commit(format::Manifest& manifest, SegmentWriter& segment) {
   const std::uint64_t id = root.next_id;
   if (id > kMaxSnapshots) {
-    return failure(ErrorCode::unsupported,
-                   fmt::format("{} is full: it has had {} snapshots. Begin a new store.", path, id - 1));
+    return failure(
+        ErrorCode::unsupported,
+        fmt::format("{} is full: it has had {} snapshots. Begin a new store.", path, id - 1));
   }
   const std::string manifest_path = file(format::manifest_name(id));
   const auto undo = [&](Result<void>& r) {
@@ -275,14 +285,18 @@ Store::Store(Store&&) noexcept = default;
 Store& Store::operator=(Store&&) noexcept = default;
 Store::~Store() = default;
 
-const std::string& Store::path() const { return impl_->path; }
+const std::string& Store::path() const {
+  return impl_->path;
+}
 
 namespace {
 
 tl::unexpected<Error> missing_store(const std::string& path) {
-  return failure(ErrorCode::not_found,
-                 fmt::format("there is no store at {}. Check the path; a store is made by a program that "
-                             "takes snapshots.", path));
+  return failure(
+      ErrorCode::not_found,
+      fmt::format("there is no store at {}. Check the path; a store is made by a program that "
+                  "takes snapshots.",
+                  path));
 }
 
 // Whether a directory without a root may become a store: nothing in it but what an interrupted
@@ -292,9 +306,11 @@ Result<void> check_empty(FileSystem& files, const std::string& path) {
   if (!names) return propagate(names);
   for (const std::string& name : *names) {
     if (!is_own_name(name) || format::id_in_name(name) != 0) {
-      return failure(ErrorCode::not_a_store,
-                     fmt::format("{} is not a Pagetide store: it has no root and holds '{}'. Name an empty "
-                                 "or new directory to make one.", path, name));
+      return failure(
+          ErrorCode::not_a_store,
+          fmt::format("{} is not a Pagetide store: it has no root and holds '{}'. Name an empty "
+                      "or new directory to make one.",
+                      path, name));
     }
   }
   return {};
@@ -319,7 +335,8 @@ Result<Store> Store::open(const std::string& path, const StoreOptions& options) 
     if (options.mode != StoreMode::create_or_write) {
       return failure(ErrorCode::not_a_store,
                      fmt::format("{} is not a Pagetide store: it has no root. If its creation was "
-                                 "interrupted, the program that makes it can simply start again.", path));
+                                 "interrupted, the program that makes it can simply start again.",
+                                 path));
     }
   }
   if (impl->writable()) {
@@ -328,7 +345,8 @@ Result<Store> Store::open(const std::string& path, const StoreOptions& options) 
     impl->lock = std::move(*lock);
   }
   auto root = impl->read_root();
-  if (!root && root.error().code() == ErrorCode::not_found && options.mode == StoreMode::create_or_write) {
+  if (!root && root.error().code() == ErrorCode::not_found &&
+      options.mode == StoreMode::create_or_write) {
     root = impl->initialise();
   }
   if (!root) return propagate(root);
@@ -341,7 +359,8 @@ Result<SnapshotId> Store::latest() {
     if (auto r = impl_->read_root(); !r) return propagate(r);
   }
   if (impl_->root.head != 0) return SnapshotId{impl_->root.head};
-  return failure(ErrorCode::not_found, fmt::format("{} is empty: no snapshot was committed yet.", path()));
+  return failure(ErrorCode::not_found,
+                 fmt::format("{} is empty: no snapshot was committed yet.", path()));
 }
 
 SnapshotList Store::snapshots() {
@@ -395,16 +414,20 @@ Result<void> check_program(const format::ManifestHeader& h) {
   const ProgramIdentity writer{h.build_id, h.load_address};
   const ProgramIdentity& here = current_program();
   if (writer.build_id != here.build_id) {
-    return failure(ErrorCode::identity_mismatch,
-                   fmt::format("snapshot {} holds code addresses (vtables or function pointers) of another "
-                               "build of the program: build-id {}, this one is {}. Open it with the build "
-                               "that wrote it.", h.id, writer.build_id_hex(), here.build_id_hex()));
+    return failure(
+        ErrorCode::identity_mismatch,
+        fmt::format("snapshot {} holds code addresses (vtables or function pointers) of another "
+                    "build of the program: build-id {}, this one is {}. Open it with the build "
+                    "that wrote it.",
+                    h.id, writer.build_id_hex(), here.build_id_hex()));
   }
   if (writer.load_address != here.load_address) {
-    return failure(ErrorCode::identity_mismatch,
-                   fmt::format("snapshot {} holds code addresses (vtables or function pointers) of the "
-                               "program loaded at {:#x}; it is now at {:#x}. Link it with -no-pie, or run "
-                               "it under setarch -R.", h.id, writer.load_address, here.load_address));
+    return failure(
+        ErrorCode::identity_mismatch,
+        fmt::format("snapshot {} holds code addresses (vtables or function pointers) of the "
+                    "program loaded at {:#x}; it is now at {:#x}. Link it with -no-pie, or run "
+                    "it under setarch -R.",
+                    h.id, writer.load_address, here.load_address));
   }
   return {};
 }
@@ -438,7 +461,8 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
       result = reader.read(extent, target.data(), [&](std::size_t i) -> const Hash128& {
         return map->hash(extent.first_page + i);
       });
-      if (options.progress && result) options.progress(extent.first_page + extent.page_count, map->end());
+      if (options.progress && result)
+        options.progress(extent.first_page + extent.page_count, map->end());
     });
     return result;
   });

@@ -19,7 +19,10 @@ using BadPage = std::pair<std::uint32_t, std::uint32_t>;
 class Verifier {
  public:
   Verifier(Store::Impl& store, const Progress& progress, VirtualArray<std::byte> buffer)
-      : store_(store), progress_(progress), segments_(store.segments()), buffer_(std::move(buffer)) {}
+      : store_(store),
+        progress_(progress),
+        segments_(store.segments()),
+        buffer_(std::move(buffer)) {}
 
   VerifyReport run() {
     count_pages();
@@ -79,9 +82,11 @@ class Verifier {
       format::Extent part = extent;
       part.first_page += done;
       part.segment_page += done;
-      part.page_count = static_cast<std::uint32_t>(std::min<std::size_t>(step, extent.page_count - done));
+      part.page_count =
+          static_cast<std::uint32_t>(std::min<std::size_t>(step, extent.page_count - done));
       const Hash128* expected = hashes + done;
-      auto r = segments_.read(part, buffer(), [&](std::size_t i) -> const Hash128& { return expected[i]; });
+      auto r = segments_.read(part, buffer(),
+                              [&](std::size_t i) -> const Hash128& { return expected[i]; });
       if (!r && part.page_count > 1) {
         check_pages(part, expected);
       } else if (!r) {
@@ -95,14 +100,17 @@ class Verifier {
 
   void check_pages(format::Extent part, const Hash128* expected) {
     for (std::uint32_t i = 0; i < part.page_count; ++i) {
-      const format::Extent one{part.first_page + i, 1, part.kind, part.segment, part.segment_page + i};
-      auto r = segments_.read(one, buffer(), [&](std::size_t) -> const Hash128& { return expected[i]; });
+      const format::Extent one{part.first_page + i, 1, part.kind, part.segment,
+                               part.segment_page + i};
+      auto r =
+          segments_.read(one, buffer(), [&](std::size_t) -> const Hash128& { return expected[i]; });
       if (!r) bad_page(one, std::move(r).error());
     }
   }
 
   void bad_page(const format::Extent& page, Error error) {
-    bad_pages_.insert({static_cast<std::uint32_t>(page.segment), static_cast<std::uint32_t>(page.segment_page)});
+    bad_pages_.insert(
+        {static_cast<std::uint32_t>(page.segment), static_cast<std::uint32_t>(page.segment_page)});
     problem(std::move(error).with_context(
         fmt::format("snapshot {}, page {} of the region", page.segment, page.first_page)));
   }
@@ -137,7 +145,8 @@ class Verifier {
     chain->apply(manifest->delta, manifest->delta_hashes);
     for (std::size_t page = 0; page < std::max(map.end(), chain->end()); ++page) {
       if (map.same_content(*chain, page)) continue;
-      problem(fmt::format("snapshot {}: its full index and its parent disagree about page {}.", id, page));
+      problem(fmt::format("snapshot {}: its full index and its parent disagree about page {}.", id,
+                          page));
       return;
     }
   }

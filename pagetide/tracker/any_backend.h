@@ -13,8 +13,8 @@ class AnyBackend {
  public:
   // The first condition keeps moving an AnyBackend from asking whether it is a back end itself.
   template <typename B>
-    requires(!std::is_same_v<B, AnyBackend>) && DirtyBackend<B>
-  explicit AnyBackend(B backend) : model_(std::make_unique<Model<B>>(std::move(backend))) {}
+  requires(!std::is_same_v<B, AnyBackend>) && DirtyBackend<B> explicit AnyBackend(B backend)
+      : model_(std::make_unique<Model<B>>(std::move(backend))) {}
 
   BackendKind kind() const { return model_->kind(); }
   Result<void> watch(ByteRange range) { return model_->watch(range); }

@@ -98,10 +98,11 @@ class Scratch {
 };
 
 tl::unexpected<Error> wrong_answer(std::string_view what, std::uint64_t got, std::uint64_t wanted) {
-  return failure(ErrorCode::unsupported,
-                 fmt::format("{}: the kernel reported pages {:#x} instead of {:#x}. This kernel's write "
-                             "tracking cannot be trusted; the compare back end works.",
-                             what, got, wanted));
+  return failure(
+      ErrorCode::unsupported,
+      fmt::format("{}: the kernel reported pages {:#x} instead of {:#x}. This kernel's write "
+                  "tracking cannot be trusted; the compare back end works.",
+                  what, got, wanted));
 }
 
 // write -> reported -> armed -> silent -> write by us and by the kernel -> reported.
@@ -120,8 +121,7 @@ Result<void> round_trip() {
   std::uint64_t wanted = 0x2;
   if (zero.valid()) {
     if (::read(zero.get(), const_cast<char*>(scratch->page(3)), 1) != 1) {
-      return system_failure("read(2) into a tracked page", errno,
-                            "The compare back end works.");
+      return system_failure("read(2) into a tracked page", errno, "The compare back end works.");
     }
     wanted |= 0x8;
   }
@@ -181,10 +181,11 @@ Capability capability(std::string name, const Result<void>& result, std::string_
 
 Result<void> check_release(const std::string& release) {
   if (!has_lost_dirty_bit_bug(release)) return {};
-  return failure(ErrorCode::unsupported,
-                 fmt::format("Linux {} can lose writes when pages are armed (CVE-2024-36943). Update to "
-                             "6.8.10 or newer; the compare back end works.",
-                             release));
+  return failure(
+      ErrorCode::unsupported,
+      fmt::format("Linux {} can lose writes when pages are armed (CVE-2024-36943). Update to "
+                  "6.8.10 or newer; the compare back end works.",
+                  release));
 }
 
 Result<void> probe_uffd_async() {
@@ -205,8 +206,9 @@ const Capability* Capabilities::find(std::string_view name) const {
 Capabilities probe_capabilities() {
   Capabilities found;
   const std::string release = kernel_release();
-  found.items.push_back(capability("kernel.release", check_release(release),
-                                   fmt::format("Linux {}, pages of {} bytes", release, page_size())));
+  found.items.push_back(
+      capability("kernel.release", check_release(release),
+                 fmt::format("Linux {}, pages of {} bytes", release, page_size())));
   Result<void> opened;
   if (auto backend = UffdAsyncBackend::open(); !backend) opened = propagate(backend);
   found.items.push_back(capability("uffd_async.open", opened,

@@ -10,7 +10,7 @@ namespace pagetide {
 
 // One thing that was tried on this machine.
 struct Capability {
-  std::string name;    // stable, for scripts: "uffd_async.round_trip"
+  std::string name;  // stable, for scripts: "uffd_async.round_trip"
   bool available = false;
   std::string detail;  // what was seen, and where it is missing how to get it
 };

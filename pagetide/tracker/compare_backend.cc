@@ -72,14 +72,19 @@ void for_each_readable(ByteRange range, Visit&& visit) {
 
 std::string_view to_string(BackendKind kind) {
   switch (kind) {
-    case BackendKind::automatic: return "auto";
-    case BackendKind::uffd_async: return "uffd_async";
-    case BackendKind::compare: return "compare";
+    case BackendKind::automatic:
+      return "auto";
+    case BackendKind::uffd_async:
+      return "uffd_async";
+    case BackendKind::compare:
+      return "compare";
   }
   return "unknown";
 }
 
-Result<CompareBackend> CompareBackend::open() { return CompareBackend{}; }
+Result<CompareBackend> CompareBackend::open() {
+  return CompareBackend{};
+}
 
 Result<void> CompareBackend::watch(ByteRange range) {
   auto table = VirtualArray<Hash128>::create(range.size / page_size());
@@ -88,7 +93,9 @@ Result<void> CompareBackend::watch(ByteRange range) {
   return {};
 }
 
-void CompareBackend::unwatch(ByteRange range) { hashes_.erase(range.begin); }
+void CompareBackend::unwatch(ByteRange range) {
+  hashes_.erase(range.begin);
+}
 
 Result<void> CompareBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
                                      DirtyBitmap& written) {

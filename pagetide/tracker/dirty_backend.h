@@ -35,13 +35,13 @@ enum class CollectMode : std::uint8_t {
 //  prefill_zero(part)  fills untouched pages with the zero page and arms them, where that is this
 //                      back end's way; else does nothing.
 template <typename B>
-concept DirtyBackend =
-    std::movable<B> && requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written) {
-      { backend.kind() } -> std::same_as<BackendKind>;
-      { backend.watch(range) } -> std::same_as<Result<void>>;
-      { backend.unwatch(range) } -> std::same_as<void>;
-      { backend.collect(range, range, mode, written) } -> std::same_as<Result<void>>;
-      { backend.prefill_zero(range) } -> std::same_as<Result<void>>;
-    };
+concept DirtyBackend = std::movable<B> &&
+    requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written) {
+  { backend.kind() } -> std::same_as<BackendKind>;
+  { backend.watch(range) } -> std::same_as<Result<void>>;
+  { backend.unwatch(range) } -> std::same_as<void>;
+  { backend.collect(range, range, mode, written) } -> std::same_as<Result<void>>;
+  { backend.prefill_zero(range) } -> std::same_as<Result<void>>;
+};
 
 }  // namespace pagetide

@@ -29,9 +29,15 @@ void clear_bits(std::span<std::uint64_t> words, PageRange pages) {
   for_each_mask(pages, [&](std::size_t word, std::uint64_t mask) { words[word] &= ~mask; });
 }
 
-void DirtyBitmap::set_range(PageRange pages) { set_bits(words_, pages); }
-void DirtyBitmap::reset_range(PageRange pages) { clear_bits(words_, pages); }
-void DirtyBitmap::clear() { std::fill(words_.begin(), words_.end(), 0); }
+void DirtyBitmap::set_range(PageRange pages) {
+  set_bits(words_, pages);
+}
+void DirtyBitmap::reset_range(PageRange pages) {
+  clear_bits(words_, pages);
+}
+void DirtyBitmap::clear() {
+  std::fill(words_.begin(), words_.end(), 0);
+}
 
 void DirtyBitmap::resize(std::size_t page_count) {
   words_.resize((page_count + 63) / 64);

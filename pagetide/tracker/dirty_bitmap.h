@@ -18,7 +18,8 @@ class PAGETIDE_API DirtyBitmap {
  public:
   DirtyBitmap() = default;
   // All clear. `page_count` pages, numbered from 0.
-  explicit DirtyBitmap(std::size_t page_count) : words_((page_count + 63) / 64), size_(page_count) {}
+  explicit DirtyBitmap(std::size_t page_count)
+      : words_((page_count + 63) / 64), size_(page_count) {}
 
   std::size_t size() const { return size_; }
   bool test(std::size_t page) const { return (words_[page / 64] >> (page % 64) & 1U) != 0; }

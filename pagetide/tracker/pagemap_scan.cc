@@ -9,9 +9,10 @@ namespace pagetide {
 Result<PagemapScanner> PagemapScanner::open(std::size_t vector_regions) {
   UniqueFd fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) {
-    return system_failure("open /proc/self/pagemap", errno,
-                          "A process that changed its user id without exec is not dumpable: open the "
-                          "tracker before, or call prctl(PR_SET_DUMPABLE, 1); /proc must be mounted.");
+    return system_failure(
+        "open /proc/self/pagemap", errno,
+        "A process that changed its user id without exec is not dumpable: open the "
+        "tracker before, or call prctl(PR_SET_DUMPABLE, 1); /proc must be mounted.");
   }
   auto vector = VirtualArray<kernel::PageRegion>::create(vector_regions);
   if (!vector) return propagate(vector);

@@ -130,8 +130,8 @@ Result<Tracker> Tracker::create(const TrackerOptions& options) {
     if (!usable && kind == BackendKind::uffd_async) return propagate(usable);
     if (kind == BackendKind::automatic) {
       kind = usable ? BackendKind::uffd_async : BackendKind::compare;
-      reason = usable ? "asynchronous write protection passed its round trip"
-                      : usable.error().message();
+      reason =
+          usable ? "asynchronous write protection passed its round trip" : usable.error().message();
     }
   }
   if (kind == BackendKind::uffd_async) {
@@ -148,14 +148,19 @@ Result<Tracker> Tracker::create(const TrackerOptions& options) {
   return tracker;
 }
 
-BackendKind Tracker::backend() const { return impl_->backend.kind(); }
-const std::string& Tracker::reason() const { return impl_->reason; }
+BackendKind Tracker::backend() const {
+  return impl_->backend.kind();
+}
+const std::string& Tracker::reason() const {
+  return impl_->reason;
+}
 
 Result<WatchId> Tracker::watch(ByteRange range) {
   if (range.empty() || !range.is_page_aligned()) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("cannot watch {} bytes at {:#x}: the range must be whole pages of {} bytes.",
-                               range.size, range.begin, page_size()));
+    return failure(
+        ErrorCode::invalid_argument,
+        fmt::format("cannot watch {} bytes at {:#x}: the range must be whole pages of {} bytes.",
+                    range.size, range.begin, page_size()));
   }
   auto pending = page_bits(range);
   if (!pending) return propagate(pending);

@@ -39,9 +39,12 @@ Result<UffdAsyncBackend> UffdAsyncBackend::open() {
   api.api = UFFD_API;
   api.features = kernel::kUffdFeatureWpAsync | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
   if (const int r = sys::ioctl(fd.get(), UFFDIO_API, &api); r < 0) {
-    return failure(ErrorCode::unsupported,
-                   "this kernel has no asynchronous write protection (UFFD_FEATURE_WP_ASYNC); Linux "
-                   "6.7 or newer is needed. " + std::string(kCompareWayOut), -r);
+    return failure(
+        ErrorCode::unsupported,
+        "this kernel has no asynchronous write protection (UFFD_FEATURE_WP_ASYNC); Linux "
+        "6.7 or newer is needed. " +
+            std::string(kCompareWayOut),
+        -r);
   }
   auto scanner = PagemapScanner::open();
   if (!scanner) return propagate(scanner);
@@ -55,8 +58,9 @@ Result<void> UffdAsyncBackend::watch(ByteRange range) {
   if (const int r = sys::ioctl(fd_.get(), UFFDIO_REGISTER, &request); r < 0) {
     return system_failure(
         "register memory with userfaultfd", -r,
-        r == -EBUSY ? "Another userfaultfd of this process already watches a part of it; only one can."
-                    : "The range must be mapped in whole, by mappings that allow write tracking.");
+        r == -EBUSY
+            ? "Another userfaultfd of this process already watches a part of it; only one can."
+            : "The range must be mapped in whole, by mappings that allow write tracking.");
   }
   return {};
 }

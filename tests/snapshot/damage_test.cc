@@ -57,12 +57,14 @@ class Damage : public ::testing::Test {
       auto arena = store->open_arena(id);
       EXPECT_EQ(read.has_value(), arena.has_value());
       if (read) {
-        EXPECT_EQ(difference(image, *read), "") << "a wrong restore after damage to " << damaged_name;
+        EXPECT_EQ(difference(image, *read), "")
+            << "a wrong restore after damage to " << damaged_name;
         EXPECT_EQ(difference(image, image_of(*arena)), "");
         continue;
       }
       ++lost;
-      EXPECT_NE(read.error().message().find(damaged_name), std::string::npos) << read.error().message();
+      EXPECT_NE(read.error().message().find(damaged_name), std::string::npos)
+          << read.error().message();
     }
     auto report = verify(*store);
     *found = !report || !report->sound();
@@ -88,7 +90,8 @@ TEST_F(Damage, one_flipped_bit_anywhere_is_found) {
     const std::uint64_t size = *files_.file_size(name);
     // Every byte of the small records, then one in each half KiB.
     for (std::uint64_t offset = 0; offset < size; offset += size < 600 ? 1 : 512) {
-      const std::uint64_t byte = std::min(size - 1, size < 600 ? offset : offset + offset / 512 % 512);
+      const std::uint64_t byte =
+          std::min(size - 1, size < 600 ? offset : offset + offset / 512 % 512);
       const auto disk = files_.clone();
       ASSERT_TRUE(disk->flip_bit(name, byte, static_cast<unsigned>(offset % 8)));
       bool found = false;

@@ -122,8 +122,8 @@ TEST_F(QuiesceTest, writers_are_let_go_when_the_snapshot_fails) {
   Arena arena = must(Arena::create({.name = "quiesce", .reserve_bytes = 32_MiB}));
   int paused = 0;
   int resumed = 0;
-  Snapshotter snapshotter(
-      arena, store_, {.quiesce = Quiesce::caller([&] { ++paused; }, [&] { ++resumed; })});
+  Snapshotter snapshotter(arena, store_,
+                          {.quiesce = Quiesce::caller([&] { ++paused; }, [&] { ++resumed; })});
   must(snapshotter.take());
   std::filesystem::remove_all(store_.path());
   must(arena.construct<int>(1));

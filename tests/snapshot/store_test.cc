@@ -50,8 +50,9 @@ class StoreTest : public ::testing::Test {
 TEST_F(StoreTest, reading_a_store_that_is_missing_says_so) {
   const Error error = open_error(StoreMode::read);
   EXPECT_EQ(error.code(), ErrorCode::not_found);
-  EXPECT_EQ(error.message(), "there is no store at " + path_ +
-                                 ". Check the path; a store is made by a program that takes snapshots.");
+  EXPECT_EQ(error.message(),
+            "there is no store at " + path_ +
+                ". Check the path; a store is made by a program that takes snapshots.");
 }
 
 TEST_F(StoreTest, a_directory_with_other_files_is_never_made_a_store) {
@@ -88,8 +89,9 @@ TEST_F(StoreTest, a_newer_version_is_refused_by_name) {
   root.close();
   const Error error = open_error(StoreMode::read);
   EXPECT_EQ(error.code(), ErrorCode::version_too_new);
-  EXPECT_EQ(error.message(), path_ + "/root has format version 2; this Pagetide reads up to 1. Use a "
-                                     "newer Pagetide.");
+  EXPECT_EQ(error.message(), path_ +
+                                 "/root has format version 2; this Pagetide reads up to 1. Use a "
+                                 "newer Pagetide.");
 }
 
 TEST_F(StoreTest, a_second_writer_is_refused_and_told_who_writes) {
@@ -97,8 +99,9 @@ TEST_F(StoreTest, a_second_writer_is_refused_and_told_who_writes) {
   const pid_t child = ::fork();
   if (child == 0) {
     auto second = Store::open(path_);
-    const bool named = !second && second.error().code() == ErrorCode::busy &&
-                       second.error().message().find(std::to_string(::getppid())) != std::string::npos;
+    const bool named =
+        !second && second.error().code() == ErrorCode::busy &&
+        second.error().message().find(std::to_string(::getppid())) != std::string::npos;
     ::_exit(named ? 0 : 1);
   }
   int status = 0;

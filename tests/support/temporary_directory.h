@@ -11,7 +11,8 @@ namespace pagetide {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "pagetide-test-XXXXXX").string();
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "pagetide-test-XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr) {
       std::perror("mkdtemp");
       std::abort();
