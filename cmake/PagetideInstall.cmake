@@ -32,6 +32,8 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pagetide-config.cmake.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/pagetide-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/pagetide-config.cmake ${PROJECT_BINARY_DIR}/pagetide-config-version.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/pagetide)
+# The file finds its prefix from where it lies, so that `cmake --install --prefix` may name another.
+file(RELATIVE_PATH PAGETIDE_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/pagetide.pc.in ${PROJECT_BINARY_DIR}/pagetide.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/pagetide.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")

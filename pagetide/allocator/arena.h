@@ -45,8 +45,10 @@ struct ArenaOrigin {
 // What may not: pointers out of the arena (they dangle in the next process), mutexes that are
 // held, file descriptors. Objects with virtual functions, std::function and function pointers
 // are code addresses: they survive only into the same build of the program loaded at the same
-// address. Constructing a polymorphic type through the arena is noticed; shared_ptr and
-// std::function cannot be noticed: call set_holds_code_addresses().
+// address. Noticed is only a T with virtual functions given to construct() or find_or_construct()
+// itself; members, elements of containers, shared_ptr and std::function are not: call
+// set_holds_code_addresses(). The check covers the main program. Code in shared libraries is
+// loaded elsewhere each time and is never safe in an arena that is opened again.
 //
 // Thread-safe like a malloc, except moving and destruction. Destruction unmaps everything.
 class PAGETIDE_API Arena {
@@ -94,7 +96,8 @@ class PAGETIDE_API Arena {
   }
 
   // The named object, constructed from `args` when there is none yet. Errors: identity_mismatch
-  // (the name belongs to another type), out_of_memory, invalid_argument (name). When several
+  // (the name belongs to another type), out_of_memory (also: all 256 names in use),
+  // invalid_argument (a name has 1 to 39 bytes). When several
   // threads race, one object wins and all get it.
   template <typename T, typename... Args>
   Result<T*> find_or_construct(std::string_view name, Args&&... args) {
@@ -108,16 +111,25 @@ class PAGETIDE_API Arena {
     if (inserted.error().code() == ErrorCode::already_exists) return find<T>(name);
     return propagate(inserted);
   }
-  // not_found, or identity_mismatch when the name belongs to another type.
+  // not_found, identity_mismatch when the name belongs to another type, or damaged when the object
+  // would lie outside the arena.
   template <typename T>
   Result<T*> find(std::string_view name) const {
     Result<Root> root = roots().find(name);
     if (!root) return propagate(root);
     if (root->type_hash != type_hash<T>() || root->size_bytes != sizeof(T)) {
+      const std::string sizes = root->size_bytes == sizeof(T)
+                                    ? std::string()
+                                    : " (" + std::to_string(root->size_bytes) + " bytes, not " +
+                                          std::to_string(sizeof(T)) + ")";
       return failure(ErrorCode::identity_mismatch,
-                     "the root '" + std::string(name) + "' is of another type than asked for (" +
-                         std::to_string(root->size_bytes) + " bytes, not " +
-                         std::to_string(sizeof(T)) + "); use the type that constructed it.");
+                     "the root '" + std::string(name) + "' is of another type than asked for" +
+                         sizes + "; use the type that constructed it.");
+    }
+    if (!heap().owns(root->address)) {
+      return failure(ErrorCode::damaged,
+                     "the root '" + std::string(name) +
+                         "' does not lie in the arena; its snapshot is damaged.");
     }
     return static_cast<T*>(root->address);
   }

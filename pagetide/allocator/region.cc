@@ -5,9 +5,11 @@
 
 #include <cstdio>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "pagetide/base/syscalls.h"
 
@@ -24,6 +26,24 @@ constexpr std::uintptr_t kLargeAreaBegin = 0x2000'0000'0000;
 constexpr std::uintptr_t kLargeAreaEnd = 0x5000'0000'0000;
 // Bases are multiples of this; also the step of the search.
 constexpr std::size_t kBaseAlignment = 1_GiB;
+
+// The regions of this process, to name them when one is in the way of another.
+struct OwnRegions {
+  std::mutex mutex;
+  std::vector<ByteRange> ranges;
+};
+OwnRegions& own_regions() {
+  static auto* const regions = new OwnRegions;  // outlives every arena of static life
+  return *regions;
+}
+
+ByteRange own_region_in(ByteRange range) {
+  const std::lock_guard lock(own_regions().mutex);
+  for (const ByteRange& own : own_regions().ranges) {
+    if (!own.intersect(range).empty()) return own;
+  }
+  return {};
+}
 
 // What occupies `range` according to /proc/self/maps; empty when that cannot be told.
 std::string occupant_of(ByteRange range) {
@@ -52,6 +72,15 @@ Result<void> reserve_at(ByteRange range) {
   const int r = sys::reserve_address_range(range);
   if (r == 0) return {};
   if (r == -EEXIST) {
+    if (const auto other = own_region_in(range); !other.empty()) {
+      return failure(ErrorCode::address_taken,
+                     fmt::format("cannot reserve {} bytes at {:#x}: another arena of this process "
+                                 "is there ({:#x}-{:#x}). Destroy it first; where several arenas "
+                                 "are used, open the stored ones before new ones are created, or "
+                                 "give each a base of its own.",
+                                 range.size, range.begin, other.begin, other.end()),
+                     EEXIST);
+    }
     const std::string occupant = occupant_of(range);
     return failure(
         ErrorCode::address_taken,
@@ -93,10 +122,17 @@ Result<ByteRange> choose_and_reserve(std::size_t size) {
 }  // namespace
 
 struct Region::Impl {
-  Impl(ByteRange r, Tracker t, Prefill p) : range(r), tracker(std::move(t)), prefill(p) {}
+  Impl(ByteRange r, Tracker t, Prefill p) : range(r), tracker(std::move(t)), prefill(p) {
+    const std::lock_guard lock(own_regions().mutex);
+    own_regions().ranges.push_back(range);
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   ~Impl() {
+    {
+      const std::lock_guard lock(own_regions().mutex);
+      std::erase(own_regions().ranges, range);
+    }
     tracker.unwatch(watch);
     sys::release_address_range(range);
   }

@@ -24,6 +24,14 @@ tl::unexpected<Error> damaged(const std::string& where, std::string_view what) {
                  fmt::format("{} is damaged: {}. {}", where, what, kDamagedWayOut));
 }
 
+// The one file without which no snapshot can be told from a leftover.
+tl::unexpected<Error> damaged_root(const std::string& where, std::string_view what) {
+  return failure(ErrorCode::damaged,
+                 fmt::format("{} is damaged: {}. It says which snapshots are committed; they "
+                             "themselves may be whole. Restore this file from a copy.",
+                             where, what));
+}
+
 template <typename T>
 T read_struct(std::span<const std::byte> bytes) {
   T value;
@@ -101,6 +109,7 @@ void seal(RootRecord& record) {
 }
 
 Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::string& where) {
+  if (bytes.empty()) return damaged_root(where, "it is empty");
   if (bytes.size() < sizeof(RootRecord::magic) ||
       std::memcmp(bytes.data(), kRootMagic.data(), kRootMagic.size()) != 0) {
     return failure(
@@ -109,13 +118,14 @@ Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::stri
                     "passed to Store::open().",
                     where));
   }
-  if (bytes.size() < sizeof(RootRecord)) return damaged(where, "it is cut short");
+  if (bytes.size() < sizeof(RootRecord)) return damaged_root(where, "it is cut short");
   const auto record = read_struct<RootRecord>(bytes);
   if (auto r = check_common(record, kRootMagic, where); !r) return propagate(r);
-  if (bytes.size() != sizeof(RootRecord)) return damaged(where, "it has bytes too many");
-  if (record.checksum != checksum_of(record)) return damaged(where, "its checksum does not match");
+  if (bytes.size() != sizeof(RootRecord)) return damaged_root(where, "it has bytes too many");
+  if (record.checksum != checksum_of(record))
+    return damaged_root(where, "its checksum does not match");
   if (record.next_id == 0 || record.head >= record.next_id || !is_power_of_two(record.page_size)) {
-    return damaged(where, "it contradicts itself");
+    return damaged_root(where, "it contradicts itself");
   }
   return record;
 }
@@ -210,6 +220,15 @@ Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& u
     return damaged(where, "its body contradicts its header");
   }
   return manifest;
+}
+
+Result<std::unique_ptr<File>> open_part(FileSystem& files, const std::string& path) {
+  auto opened = files.open_read(path);
+  if (!opened && (opened.error().code() == ErrorCode::not_found ||
+                  opened.error().code() == ErrorCode::not_a_store)) {
+    return damaged(path, "the file is missing");
+  }
+  return opened;
 }
 
 std::string manifest_name(std::uint64_t id) {

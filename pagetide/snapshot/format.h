@@ -4,12 +4,14 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "pagetide/base/error.h"
 #include "pagetide/base/hash.h"
+#include "pagetide/snapshot/file_system.h"
 
 // What a store looks like on disk, as docs/format.md describes it to the byte. All integers are
 // little-endian, all structures are written as they stand in memory.
@@ -140,6 +142,9 @@ Result<ManifestHeader> decode_header(std::span<const std::byte> bytes, const Uui
                                      std::uint64_t id, const std::string& where);
 Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& uuid,
                                  std::uint64_t id, std::uint64_t seed, const std::string& where);
+
+// Opens a file that a committed snapshot needs: that it is missing, or no file, is damage.
+Result<std::unique_ptr<File>> open_part(FileSystem& files, const std::string& path);
 
 // File names inside the store's directory.
 inline constexpr const char* kRootName = "root";

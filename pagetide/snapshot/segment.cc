@@ -55,7 +55,7 @@ std::string SegmentReader::path_of(std::uint64_t segment) const {
 Result<File*> SegmentReader::open(std::uint64_t segment) {
   if (const auto found = open_.find(segment); found != open_.end()) return found->second.get();
   const std::string path = path_of(segment);
-  auto file = files_->open_read(path);
+  auto file = format::open_part(*files_, path);
   if (!file) return propagate(file);
   std::vector<std::byte> header(page_size());
   auto n = (*file)->read_at(0, header.data(), header.size());

@@ -292,6 +292,8 @@ Result<SnapshotId> Snapshotter::take() {
   const RankedLock lock(impl_->mutex);
   Impl& s = *impl_;
   if (auto r = s.prepare(); !r) return propagate(r);
+  // Before a segment is created under a name that another store may use by now.
+  if (auto r = s.store.check_still_ours(); !r) return propagate(r);
   s.draft->clear();
   s.staged_bytes = 0;
   SegmentWriter segment = s.store.new_segment();

@@ -44,13 +44,17 @@ class PAGETIDE_API Snapshotter {
   // parent is the snapshot the arena was opened from, rolled back to or last saved as, when that
   // is in this store; else it is a full one without a parent. On failure nothing is lost: the
   // next take() includes all that this one would have.
-  // Errors: no_space, busy (another snapshotter has the arena), system_failure, forked.
+  // Errors: no_space, busy (another snapshotter has the arena), invalid_argument (the store was
+  // opened for reading), identity_mismatch (another store is at its path by now), damaged (the
+  // parent's manifest), permission_denied, system_failure, forked.
   Result<SnapshotId> take();
 
   // Puts the arena's memory back to a snapshot of the store, in place: every pointer into it is
   // valid again, or dangling, as it was then. The next take()'s parent is this snapshot. On
   // failure while reading the memory is untouched. Cost: one scan, and reading what differs.
   // The program must drop what it remembers of the arena's content.
+  // Errors: not_found, identity_mismatch (a snapshot of another arena), damaged, busy,
+  // invalid_argument, system_failure, forked.
   Result<RollbackStats> rollback(SnapshotId id);
 
   // What the arena's memory is based on; value 0: nothing in this store.

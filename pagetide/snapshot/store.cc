@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 
 #include "pagetide/allocator/program_identity.h"
 #include "pagetide/snapshot/store_impl.h"
@@ -31,6 +32,16 @@ Result<void> fill_random(T& value) {
     return system_failure("get random bytes for a new store", errno);
   }
   return {};
+}
+
+Result<std::vector<std::byte>> read_all(const File& file) {
+  auto size = file.size();
+  if (!size) return propagate(size);
+  std::vector<std::byte> bytes(*size);
+  auto n = file.read_at(0, bytes.data(), bytes.size());
+  if (!n) return propagate(n);
+  bytes.resize(*n);
+  return bytes;
 }
 
 bool is_own_name(const std::string& name) {
@@ -66,13 +77,11 @@ SnapshotInfo info_of(const format::ManifestHeader& h) {
 Result<std::vector<std::byte>> Store::Impl::read_file(const std::string& name) const {
   auto opened = files.open_read(file(name));
   if (!opened) return propagate(opened);
-  auto size = (*opened)->size();
-  if (!size) return propagate(size);
-  std::vector<std::byte> bytes(*size);
-  auto n = (*opened)->read_at(0, bytes.data(), bytes.size());
-  if (!n) return propagate(n);
-  bytes.resize(*n);
-  return bytes;
+  return read_all(**opened);
+}
+
+Result<std::unique_ptr<File>> Store::Impl::open_part(const std::string& name) const {
+  return format::open_part(files, file(name));
 }
 
 Result<void> Store::Impl::read_root() {
@@ -125,6 +134,23 @@ Result<void> Store::Impl::initialise() {
   return {};
 }
 
+Result<void> Store::Impl::check_still_ours() const {
+  auto bytes = read_file(format::kRootName);
+  if (bytes) {
+    auto found = format::decode_root(*bytes, file(format::kRootName));
+    if (!found) return propagate(found);
+    const bool same_state =
+        found->next_id == root.next_id || (in_doubt && found->next_id + 1 == root.next_id);
+    if (found->uuid == root.uuid && same_state) return {};
+  } else if (bytes.error().code() != ErrorCode::not_found) {
+    return propagate(bytes);
+  }
+  return failure(ErrorCode::identity_mismatch,
+                 fmt::format("{} is no longer the store that was opened: its directory was moved, "
+                             "removed or replaced. Nothing was written; open the store again.",
+                             path));
+}
+
 // What a commit that never came to its end left behind. Harmless; frees the space.
 void Store::Impl::remove_leftovers() {
   auto names = files.list(path);
@@ -150,7 +176,7 @@ Result<void> Store::Impl::check_committed(std::uint64_t id) {
 
 Result<format::ManifestHeader> Store::Impl::read_header(std::uint64_t id) const {
   const std::string name = format::manifest_name(id);
-  auto opened = files.open_read(file(name));
+  auto opened = open_part(name);
   if (!opened) return propagate(opened);
   std::vector<std::byte> bytes(sizeof(format::ManifestHeader));
   auto n = (*opened)->read_at(0, bytes.data(), bytes.size());
@@ -161,7 +187,9 @@ Result<format::ManifestHeader> Store::Impl::read_header(std::uint64_t id) const 
 
 Result<format::Manifest> Store::Impl::read_manifest(std::uint64_t id) const {
   const std::string name = format::manifest_name(id);
-  auto bytes = read_file(name);
+  auto opened = open_part(name);
+  if (!opened) return propagate(opened);
+  auto bytes = read_all(**opened);
   if (!bytes) return propagate(bytes);
   return format::decode_manifest(*bytes, root.uuid, id, root.seed, file(name));
 }
@@ -261,6 +289,7 @@ Result<std::uint64_t> Store::Impl::commit(format::Manifest& manifest, SegmentWri
     if (r) r = (*written)->sync();
     if (!r) return undo(r);
   }
+  if (auto r = check_still_ours(); !r) return undo(r);
   // The root must not become durable before the names of what it stands for.
   if (auto r = files.sync_directory(path); !r) return undo(r);
 
@@ -274,9 +303,11 @@ Result<std::uint64_t> Store::Impl::commit(format::Manifest& manifest, SegmentWri
     // In doubt: the next open may find this snapshot committed. It is complete either way, so it
     // stays, and only its id is spent.
     root.next_id = id + 1;
+    in_doubt = true;
     return propagate(r);
   }
   root = next;
+  in_doubt = false;
   return id;
 }
 
@@ -299,12 +330,27 @@ tl::unexpected<Error> missing_store(const std::string& path) {
                   path));
 }
 
+// Files are reached by path at each operation: a program that changes its directory, as daemons
+// do, must not end up in another store.
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path found = std::filesystem::absolute(path, error);
+  return error ? path : found.string();
+}
+
 // Whether a directory without a root may become a store: nothing in it but what an interrupted
 // creation leaves.
 Result<void> check_empty(FileSystem& files, const std::string& path) {
   auto names = files.list(path);
   if (!names) return propagate(names);
   for (const std::string& name : *names) {
+    if (format::id_in_name(name) != 0) {
+      return failure(ErrorCode::damaged,
+                     fmt::format("{} is damaged: its file 'root' is missing, which says which "
+                                 "snapshots are committed. The snapshots are still there: restore "
+                                 "'root' from a copy.",
+                                 path));
+    }
     if (!is_own_name(name) || format::id_in_name(name) != 0) {
       return failure(
           ErrorCode::not_a_store,
@@ -320,7 +366,8 @@ Result<void> check_empty(FileSystem& files, const std::string& path) {
 
 Result<Store> Store::open(const std::string& path, const StoreOptions& options) {
   FileSystem& files = options.files != nullptr ? *options.files : posix_file_system();
-  auto impl = std::make_unique<Impl>(path, files, options.mode);
+  auto impl =
+      std::make_unique<Impl>(options.files == nullptr ? absolute(path) : path, files, options.mode);
   if (options.mode == StoreMode::create_or_write) {
     auto made = files.create_directory(path);
     if (!made && made.error().code() != ErrorCode::already_exists) return propagate(made);

@@ -22,16 +22,22 @@ struct Store::Impl {
   StoreMode mode;
   std::unique_ptr<FileLock> lock;
   format::RootRecord root{};
+  // The last commit failed so late that its root may be on the disk.
+  bool in_doubt = false;
 
   std::string file(const std::string& name) const { return path + "/" + name; }
   bool writable() const { return mode != StoreMode::read; }
 
   Result<std::vector<std::byte>> read_file(const std::string& name) const;
+  Result<std::unique_ptr<File>> open_part(const std::string& name) const;
   Result<void> read_root();
   // Writes a new root record and makes it the store's. *replaced tells, also in case of an error,
   // whether the new record may already be the one that the next open finds.
   Result<void> replace_root(const format::RootRecord& record, bool* replaced);
   Result<void> initialise();
+  // Fails when another store, or another state of this one, has come to the path since it was
+  // opened: writing on would destroy it.
+  Result<void> check_still_ours() const;
   void remove_leftovers();
 
   Result<void> check_committed(std::uint64_t id);

@@ -16,16 +16,38 @@
 
 namespace pagetide {
 
-bool is_disabled(std::string_view feature) {
+namespace {
+
+// Calls visit for each name in PAGETIDE_DISABLE, without the spaces around it.
+template <typename Visit>
+void for_each_disabled(Visit&& visit) {
   const char* list = ::secure_getenv("PAGETIDE_DISABLE");
-  if (list == nullptr) return false;
-  std::string_view rest = list;
+  std::string_view rest = list == nullptr ? std::string_view() : std::string_view(list);
   while (!rest.empty()) {
-    const std::size_t comma = std::min(rest.find(','), rest.size());
-    if (rest.substr(0, comma) == feature) return true;
-    rest.remove_prefix(std::min(rest.size(), comma + 1));
+    std::string_view name = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+    while (name.starts_with(' ')) name.remove_prefix(1);
+    while (name.ends_with(' ')) name.remove_suffix(1);
+    if (!name.empty()) visit(name);
   }
-  return false;
+}
+
+}  // namespace
+
+bool is_disabled(std::string_view feature) {
+  bool found = false;
+  for_each_disabled([&](std::string_view name) { found = found || name == feature; });
+  return found;
+}
+
+std::string unknown_disabled_features() {
+  std::string unknown;
+  for_each_disabled([&](std::string_view name) {
+    if (name == "userfaultfd") return;
+    if (!unknown.empty()) unknown += ", ";
+    unknown += name;
+  });
+  return unknown;
 }
 
 bool has_lost_dirty_bit_bug(std::string_view release) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "pagetide/base/export.h"
@@ -9,5 +10,8 @@ namespace pagetide {
 // PAGETIDE_DISABLE=name,name pretends that the machine lacks something, so that every fallback
 // can be tried: userfaultfd. Ignored in programs that gained privileges. Read at each call.
 PAGETIDE_API bool is_disabled(std::string_view feature);
+
+// The names in PAGETIDE_DISABLE that stand for nothing, separated by ", "; empty when all do.
+PAGETIDE_API std::string unknown_disabled_features();
 
 }  // namespace pagetide

@@ -276,6 +276,16 @@ TEST(ArenaRootTest, destroy_root_ends_the_object_and_frees_the_name) {
   must(arena.destroy_root<Counted>("counted"));
 }
 
+// As a damaged snapshot could have it.
+TEST(ArenaRootTest, an_object_outside_the_arena_is_refused) {
+  Arena arena = create();
+  int outside = 0;
+  must(arena.roots().insert({"number", &outside, type_hash<int>(), sizeof(int)}));
+  const auto found = arena.find<int>("number");
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), ErrorCode::damaged);
+}
+
 TEST(ArenaRootTest, a_name_of_another_type_is_refused_in_every_way) {
   Arena arena = create();
   must(arena.find_or_construct<int>("number", 5));

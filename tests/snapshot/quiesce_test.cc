@@ -125,7 +125,8 @@ TEST_F(QuiesceTest, writers_are_let_go_when_the_snapshot_fails) {
   Snapshotter snapshotter(arena, store_,
                           {.quiesce = Quiesce::caller([&] { ++paused; }, [&] { ++resumed; })});
   must(snapshotter.take());
-  std::filesystem::remove_all(store_.path());
+  // In the way of the next segment, which is created after the stop.
+  std::filesystem::create_directory(store_.path() + "/000000000002.segment");
   must(arena.construct<int>(1));
   EXPECT_FALSE(snapshotter.take().has_value());
   EXPECT_EQ(paused, 2);

@@ -15,6 +15,7 @@
 
 #include "pagetide/base/hash.h"
 #include "pagetide/snapshot/snapshotter.h"
+#include "pagetide/snapshot/verify.h"
 #include "tests/support/arena_image.h"
 #include "tests/support/must.h"
 #include "tests/support/random_mutator.h"
@@ -163,6 +164,73 @@ TEST_F(StoreTest, a_taken_base_address_is_named_with_its_occupant) {
       << arena.error().message();
   ::munmap(occupant, page_size());
   EXPECT_TRUE(store.open_arena({1}).has_value());
+}
+
+// Daemons change their directory after they have opened what they need.
+TEST_F(StoreTest, changing_the_working_directory_does_not_change_the_store) {
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(directory_.path());
+  Store store = must(Store::open("relative"));
+  Arena arena = must(Arena::create({.name = "store", .reserve_bytes = 32_MiB}));
+  Snapshotter snapshotter(arena, store);
+  std::filesystem::current_path("/");
+  auto id = snapshotter.take();
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(id.has_value()) << id.error().message();
+  EXPECT_TRUE(std::filesystem::exists(directory_.file("relative/000000000001.manifest")));
+}
+
+TEST_F(StoreTest, another_store_that_came_to_the_path_is_not_written_to) {
+  Store store = must(Store::open(path_));
+  Arena arena = must(Arena::create({.name = "store", .reserve_bytes = 32_MiB}));
+  Snapshotter snapshotter(arena, store);
+  std::filesystem::rename(path_, directory_.file("moved"));
+  {
+    Store other = must(Store::open(path_));
+    Arena theirs = must(Arena::create({.name = "theirs", .reserve_bytes = 32_MiB}));
+    Snapshotter their_snapshotter(theirs, other);
+    must(their_snapshotter.take());
+  }
+  auto id = snapshotter.take();
+  ASSERT_FALSE(id.has_value());
+  EXPECT_EQ(id.error().code(), ErrorCode::identity_mismatch);
+  Store other = must(Store::open(path_));
+  EXPECT_EQ(must(other.info({1})).arena, "theirs");
+  EXPECT_TRUE(must(verify(other)).sound());
+}
+
+TEST_F(StoreTest, a_store_that_was_removed_is_not_written_to) {
+  Store store = must(Store::open(path_));
+  Arena arena = must(Arena::create({.name = "store", .reserve_bytes = 32_MiB}));
+  Snapshotter snapshotter(arena, store);
+  std::filesystem::remove_all(path_);
+  auto id = snapshotter.take();
+  ASSERT_FALSE(id.has_value());
+  EXPECT_NE(id.error().message().find("moved, removed or replaced"), std::string::npos)
+      << id.error().message();
+}
+
+// "Not found" would read as "nothing there yet" to a program that then begins anew.
+TEST_F(StoreTest, a_missing_part_of_a_committed_snapshot_is_damage) {
+  make_store();
+  for (const char* name : {"/000000000001.segment", "/000000000001.manifest", "/root"}) {
+    std::filesystem::rename(path_ + name, directory_.file("aside"));
+    auto store = Store::open(path_);
+    const ErrorCode code = store ? store->open_arena({1}).error().code() : store.error().code();
+    EXPECT_EQ(code, ErrorCode::damaged) << name;
+    std::filesystem::rename(directory_.file("aside"), path_ + name);
+  }
+}
+
+TEST_F(StoreTest, an_arena_in_the_way_of_another_is_named) {
+  make_store();
+  Store store = must(Store::open(path_));
+  const Arena first = must(store.open_arena({1}));
+  auto second = store.open_arena({1});
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code(), ErrorCode::address_taken);
+  EXPECT_NE(second.error().message().find("another arena of this process is there"),
+            std::string::npos);
 }
 
 struct Polymorphic {

@@ -79,6 +79,15 @@ TEST_F(CliExportTest, ToStandardOutputIsTheSame) {
   EXPECT_TRUE(latest.out == expected(4));
 }
 
+TEST_F(CliExportTest, RefusesAPlaceInsideAStore) {
+  for (const std::string name : {"/root", "/000000000009.segment", "/image"}) {
+    const RunResult result = run({"export", store_, "2", "--raw", "--force", "-o", store_ + name});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("is inside a store"));
+  }
+  EXPECT_EQ(run({"verify", store_}).exit_code, 0);
+}
+
 TEST_F(CliExportTest, RefusesATerminal) {
   const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal.valid());

@@ -112,9 +112,9 @@ TEST_F(CliTest, LogListsWhatIsWholeAndNamesWhatIsNot) {
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(
         lines_of(result.err),
-        ElementsAre(
-            AllOf(StartsWith("pagetide: cannot read snapshot 2"), HasSubstr("cut short")),
-            AllOf(StartsWith("pagetide: cannot read snapshot 3"), HasSubstr("No such file"))));
+        ElementsAre(AllOf(StartsWith("pagetide: cannot read snapshot 2"), HasSubstr("cut short")),
+                    AllOf(StartsWith("pagetide: cannot read snapshot 3"),
+                          HasSubstr("the file is missing"))));
     if (!as_json) {
       EXPECT_EQ(lines_of(result.out).size(), 3U);
     } else {
@@ -373,6 +373,18 @@ TEST_F(CliTest, DoctorSaysWhyTheFallbackIsUsed) {
   EXPECT_EQ(json.at("backend").at("fallback"), true);
   EXPECT_THAT(json.at("backend").at("reason"), HasSubstr("PAGETIDE_DISABLE"));
   EXPECT_EQ(json.at("clear").at("kernel"), "stores");
+}
+
+TEST_F(CliTest, DoctorSaysWhatPagetideDisableDoesNotKnow) {
+  const RunResult result = run({"doctor"}, {.environment = {{"PAGETIDE_DISABLE", "warp, tea"}}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("PAGETIDE_DISABLE names 'warp, tea'"));
+}
+
+TEST_F(CliTest, SpacesInPagetideDisableDoNotMatter) {
+  const RunResult result =
+      run({"doctor"}, {.environment = {{"PAGETIDE_DISABLE", " userfaultfd "}}});
+  EXPECT_THAT(result.out, HasSubstr("write tracking: compare"));
 }
 
 // --- stores that are none ---------------------------------------------------------------------

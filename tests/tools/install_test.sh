@@ -11,7 +11,6 @@ prefix=$scratch/prefix
 cmake --install "$build" --prefix "$prefix" >"$scratch/install.log"
 export PKG_CONFIG_PATH
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name pagetide.pc)")
-sed "s|^prefix=.*|prefix=$prefix|" -i "$PKG_CONFIG_PATH/pagetide.pc"
 library=$(dirname "$(find "$prefix" -name libpagetide.so)")
 
 echo "with pkg-config"

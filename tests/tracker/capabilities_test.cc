@@ -95,10 +95,20 @@ TEST(DisabledFeaturesTest, are_the_whole_names_of_the_list) {
 }
 
 TEST(DisabledFeaturesTest, an_empty_list_disables_nothing) {
-  for (const char* list : {"", ",", ",,userfaultfdx,", " userfaultfd"}) {
+  for (const char* list : {"", ",", ",,userfaultfdx,", "user faultfd"}) {
     const Disabled disabled(list);
     EXPECT_FALSE(is_disabled("userfaultfd")) << list;
   }
+}
+
+TEST(DisabledFeaturesTest, spaces_around_a_name_do_not_matter) {
+  const Disabled disabled("other , userfaultfd ");
+  EXPECT_TRUE(is_disabled("userfaultfd"));
+}
+
+TEST(DisabledFeaturesTest, names_that_stand_for_nothing_are_listed) {
+  const Disabled disabled("warp,userfaultfd, tea");
+  EXPECT_EQ(unknown_disabled_features(), "warp, tea");
 }
 
 TEST(CapabilitiesTest, without_userfaultfd_compare_is_chosen_and_the_reason_says_why) {

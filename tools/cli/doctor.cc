@@ -4,6 +4,7 @@
 #include "pagetide/base/page_range.h"
 #include "pagetide/snapshot/format.h"
 #include "pagetide/tracker/capabilities.h"
+#include "pagetide/tracker/disabled_features.h"
 #include "tools/cli/json.h"
 #include "tools/cli/table.h"
 #include "tools/cli/text.h"
@@ -98,6 +99,12 @@ ExitCode run_doctor(const DoctorOptions& options, Output& out) {
     print_as_text(found, clear, out);
   }
   if (auto r = out.flush(); !r) return report_output_failure(r.error());
+  if (const std::string unknown = unknown_disabled_features(); !unknown.empty()) {
+    warn(
+        fmt::format("PAGETIDE_DISABLE names '{}', which is nothing that can be switched off; "
+                    "'userfaultfd' is.",
+                    unknown));
+  }
   if (!is_usable(found)) {
     report("no way of tracking writes works here: " + found.reason);
     return ExitCode::problem;

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include "pagetide/base/page_range.h"
+#include "pagetide/snapshot/file_system.h"
 #include "tools/cli/image_sink.h"
 #include "tools/cli/progress_line.h"
 #include "tools/cli/verbs.h"
@@ -50,6 +51,14 @@ ExitCode copy_image(Store& store, const SnapshotInfo& info, const ExportOptions&
   return written ? ExitCode::fine : report_sink_failure(written.error(), options);
 }
 
+// Whether a file of that name would lie among a store's own files.
+bool is_inside_a_store(const std::string& output) {
+  if (output == "-") return false;
+  auto store = Store::open(parent_directory(output), {.mode = StoreMode::read});
+  return store || (store.error().code() != ErrorCode::not_found &&
+                   store.error().code() != ErrorCode::not_a_store);
+}
+
 }  // namespace
 
 ExitCode run_export(const ExportOptions& options) {
@@ -70,6 +79,12 @@ ExitCode run_export(const ExportOptions& options) {
   if (!info) {
     report(info.error().message());
     return exit_code_in_store(info.error());
+  }
+  if (is_inside_a_store(options.output)) {
+    return usage_error(
+        fmt::format("'{}' is inside a store, which an export must not write into; "
+                    "name another place.",
+                    options.output));
   }
   auto sink = open_sink(options);
   if (!sink) {

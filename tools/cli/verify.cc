@@ -1,5 +1,7 @@
 #include "pagetide/snapshot/verify.h"
 
+#include <algorithm>
+
 #include "tools/cli/json.h"
 #include "tools/cli/progress_line.h"
 #include "tools/cli/text.h"
@@ -73,6 +75,16 @@ ExitCode run_verify(const VerifyOptions& options, Output& out) {
   }
   if (auto r = out.flush(); !r) return report_output_failure(r.error());
   if (verified->sound()) return ExitCode::fine;
+  const bool only_unreadable =
+      std::all_of(verified->problems.begin(), verified->problems.end(), [](const Error& problem) {
+        return problem.code() == ErrorCode::permission_denied ||
+               problem.code() == ErrorCode::system_failure;
+      });
+  if (only_unreadable) {
+    report(fmt::format("{} could not be read in whole: {}; nothing of what was read is damaged",
+                       argument->path, counted(verified->problems.size(), "problem", "problems")));
+    return ExitCode::unreadable;
+  }
   report(fmt::format("{} is damaged: {}", argument->path,
                      counted(verified->problems.size(), "problem", "problems")));
   return ExitCode::problem;
