@@ -12,11 +12,12 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "base/syscalls.h" EXCLUDE
   PATTERN "base/unique_fd.h" EXCLUDE
   PATTERN "base/virtual_array.h" EXCLUDE
-  PATTERN "tracker/compare_backend.h" EXCLUDE
+  PATTERN "tracker/backends" EXCLUDE
+  PATTERN "tracker/kernel" EXCLUDE
   PATTERN "tracker/disabled_features.h" EXCLUDE
-  PATTERN "tracker/kernel_abi.h" EXCLUDE
-  PATTERN "tracker/pagemap_scan.h" EXCLUDE
-  PATTERN "tracker/uffd_async_backend.h" EXCLUDE
+  PATTERN "tracker/hot_pages.h" EXCLUDE
+  PATTERN "tracker/page_bits.h" EXCLUDE
+  PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
   PATTERN "allocator/clear/kernels.h" EXCLUDE

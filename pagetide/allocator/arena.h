@@ -29,6 +29,7 @@ struct ArenaOptions {
   ClearPolicy clear = ClearPolicy::on_free;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
+  HotPageOptions hot_pages = {};  // adaptive arming: for arenas that keep writing the same pages
 };
 
 // Where an arena's bytes come from, so that the next snapshot knows its parent.

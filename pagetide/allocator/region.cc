@@ -157,7 +157,7 @@ Result<Region> Region::reserve(const RegionOptions& options) {
                     "be a multiple of the page size {}.",
                     options.reserve_bytes, options.base, page_size()));
   }
-  auto tracker = Tracker::create({options.backend});
+  auto tracker = Tracker::create({.backend = options.backend, .hot_pages = options.hot_pages});
   if (!tracker) return propagate(tracker);
   ByteRange range{options.base, size};
   if (options.base != 0) {
@@ -200,8 +200,8 @@ Result<void> Region::commit(ByteRange range) {
 }
 
 Result<void> Region::prefill(ByteRange range) {
-  if (range.empty() || impl_->prefill == Prefill::none) return {};
-  return impl_->tracker.prefill_zero(range);
+  if (range.empty()) return {};
+  return impl_->tracker.prefill(range, impl_->prefill);
 }
 
 Result<void> Region::purge(ByteRange range) {

@@ -6,25 +6,17 @@
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
 #include "pagetide/base/page_range.h"
+#include "pagetide/tracker/prefill.h"
 #include "pagetide/tracker/tracker.h"
 
 namespace pagetide {
-
-// How fresh memory is prepared for tracking.
-enum class Prefill : std::uint8_t {
-  // Zero-page entries, armed, in steps as memory is handed out: reads never fault, a first write
-  // is one fault, and "written" is exact over all that was handed out. Costs about 0.2 us a page.
-  zero_page,
-  // Nothing: the first touch is an ordinary page fault. Cheapest; just as exact for populated
-  // pages, but a page that was only read counts as written.
-  none,
-};
 
 struct RegionOptions {
   std::size_t reserve_bytes = 0;
   std::uintptr_t base = 0;  // 0: chosen by the rule below
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
+  HotPageOptions hot_pages = {};
 };
 
 // One reservation of address space at a fixed base, committed piece by piece and tracked as a

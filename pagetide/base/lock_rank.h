@@ -11,12 +11,15 @@ namespace pagetide {
 // than that of every lock it already holds; debug and sanitizer builds check this on each lock()
 // and abort with both names. The idea is jemalloc's witness (witness.h).
 enum class LockRank : std::uint8_t {
-  snapshotter = 10,  // one take() or rollback() at a time
-  store = 20,        // the store's in-memory index
-  heap_roots = 30,   // root table of an arena
-  heap_class = 40,   // one size class of a heap
-  heap_spans = 50,   // span supply of a heap
-  tracker = 70,      // watches and purge log
+  snapshotter = 10,         // one take() or rollback() at a time
+  store = 20,               // the store's in-memory index
+  heap_roots = 30,          // root table of an arena
+  heap_class = 40,          // one size class of a heap
+  heap_spans = 50,          // span supply of a heap
+  tracker = 70,             // watches and purge log
+  soft_dirty_opening = 79,  // makes the process's one soft-dirty reader
+  soft_dirty = 80,          // the soft-dirty bits, which a process has once
+  signal_handlers = 90,     // installs the process's fault handlers
 };
 
 class PAGETIDE_API RankedMutex {

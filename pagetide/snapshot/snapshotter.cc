@@ -84,6 +84,7 @@ struct Snapshotter::Impl {
   std::uint64_t base_id = 0;
 
   Collected collected;
+  DirtyBitmap unchanged;  // of these, what the hash dropped
   std::optional<SnapshotDraft> draft;
   VirtualArray<std::byte> staging;
   std::size_t staged_bytes = 0;
@@ -134,6 +135,7 @@ Result<void> Snapshotter::Impl::prepare() {
     if (!buffer) return propagate(buffer);
     staging = std::move(*buffer);
     arena.tracker().reserve(arena.region().watch(), collected);
+    unchanged.reserve(region_pages());
   }
   return load_base();
 }
@@ -168,6 +170,7 @@ Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts
     return r;
   }
   widen_to_base(used);
+  unchanged.assign_clear(collected.written.size());
   facts.heap_bytes = arena.heap().heap_bytes();
   facts.image_pages = (used.end() - region_begin()) / page_size();
   facts.holds_code_addresses = arena.heap().holds_code_addresses();
@@ -195,7 +198,11 @@ Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segm
   for (std::size_t page = run.first; page < run.end(); ++page) {
     const std::byte* content = arena.range().data() + page * page_bytes;
     if (is_all_zero(content, page_bytes)) {
-      if (!base->is_zero(page)) draft->add_zero(page);
+      if (base->is_zero(page)) {
+        unchanged.set(page);
+      } else {
+        draft->add_zero(page);
+      }
       continue;
     }
     if (staged_bytes == staging.size()) {
@@ -205,7 +212,10 @@ Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segm
     std::byte* copy = staging.span().data() + staged_bytes;
     std::memcpy(copy, content, page_bytes);
     const Hash128 hash = hash128(copy, page_bytes, store.root.seed);
-    if (!base->is_zero(page) && base->hash(page) == hash) continue;
+    if (!base->is_zero(page) && base->hash(page) == hash) {
+      unchanged.set(page);
+      continue;
+    }
     draft->add_data(page, store.root.next_id, hash);
     staged_bytes += page_bytes;
   }
@@ -318,6 +328,7 @@ Result<SnapshotId> Snapshotter::take() {
   }
   s.base_id = *id;
   s.arena.set_origin({s.store.root.uuid, *id});
+  s.arena.tracker().report_unchanged(s.arena.region().watch(), s.unchanged);
   return SnapshotId{*id};
 }
 

@@ -41,6 +41,7 @@ struct OpenArenaOptions {
   ClearPolicy clear = ClearPolicy::on_free;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
+  HotPageOptions hot_pages = {};
   // Opens an arena that holds code addresses although the program is another build or loaded
   // elsewhere: every vtable and function pointer inside dangles.
   bool ignore_program_identity = false;

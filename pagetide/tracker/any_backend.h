@@ -22,7 +22,8 @@ class AnyBackend {
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written) {
     return model_->collect(whole, part, mode, written);
   }
-  Result<void> prefill_zero(ByteRange range) { return model_->prefill_zero(range); }
+  Result<void> prefill(ByteRange range, Prefill policy) { return model_->prefill(range, policy); }
+  void purged(ByteRange range) { model_->purged(range); }
 
  private:
   struct Concept {
@@ -32,7 +33,8 @@ class AnyBackend {
     virtual void unwatch(ByteRange range) = 0;
     virtual Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode,
                                  DirtyBitmap& written) = 0;
-    virtual Result<void> prefill_zero(ByteRange range) = 0;
+    virtual Result<void> prefill(ByteRange range, Prefill policy) = 0;
+    virtual void purged(ByteRange range) = 0;
   };
   template <DirtyBackend B>
   struct Model final : Concept {
@@ -44,7 +46,16 @@ class AnyBackend {
                          DirtyBitmap& written) override {
       return backend.collect(whole, part, mode, written);
     }
-    Result<void> prefill_zero(ByteRange range) override { return backend.prefill_zero(range); }
+    Result<void> prefill(ByteRange range, Prefill policy) override {
+      return backend.prefill(range, policy);
+    }
+    void purged(ByteRange range) override {
+      if constexpr (requires { backend.purged(range); }) {
+        backend.purged(range);
+      } else {
+        (void)range;
+      }
+    }
     B backend;
   };
 

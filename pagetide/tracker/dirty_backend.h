@@ -7,13 +7,18 @@
 #include "pagetide/base/error.h"
 #include "pagetide/base/page_range.h"
 #include "pagetide/tracker/dirty_bitmap.h"
+#include "pagetide/tracker/prefill.h"
 
 namespace pagetide {
 
 enum class BackendKind : std::uint8_t {
-  automatic,   // the best that a real round trip finds working
-  uffd_async,  // userfaultfd write-protect, asynchronous, with PAGEMAP_SCAN (Linux 6.7)
-  compare,     // hashes of every page: works everywhere, costs a pass over the memory
+  automatic,      // the best that a real round trip finds working
+  uffd_async,     // userfaultfd write-protect, asynchronous, with PAGEMAP_SCAN (Linux 6.7)
+  uffd_sigbus,    // userfaultfd write-protect, faults as SIGBUS in the writing thread (5.7)
+  uffd_sync,      // userfaultfd write-protect, faults resolved by handler threads (5.7)
+  soft_dirty,     // the kernel's soft-dirty bit and clear_refs (3.11)
+  write_protect,  // mprotect and SIGSEGV in the writing thread: everywhere
+  compare,        // hashes of every page: works everywhere, costs a pass over the memory
 };
 
 PAGETIDE_API std::string_view to_string(BackendKind kind);
@@ -32,16 +37,19 @@ enum class CollectMode : std::uint8_t {
 //  collect(whole, part, mode, written)
 //                      adds the pages of `part`, numbered from the start of `whole`. An error
 //                      means that nothing is known: the tracker takes all of `part` as written.
-//  prefill_zero(part)  fills untouched pages with the zero page and arms them, where that is this
-//                      back end's way; else does nothing.
+//  prefill(part, policy)
+//                      prepares untouched pages as the policy says and arms them, where that is
+//                      this back end's way; else does nothing. Pages in use stay as they are.
+//  purged(part)        optional: these pages were given back to the system and lost their
+//                      protection with it.
 template <typename B>
 concept DirtyBackend = std::movable<B> &&
-    requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written) {
+    requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written, Prefill policy) {
   { backend.kind() } -> std::same_as<BackendKind>;
   { backend.watch(range) } -> std::same_as<Result<void>>;
   { backend.unwatch(range) } -> std::same_as<void>;
   { backend.collect(range, range, mode, written) } -> std::same_as<Result<void>>;
-  { backend.prefill_zero(range) } -> std::same_as<Result<void>>;
+  { backend.prefill(range, policy) } -> std::same_as<Result<void>>;
 };
 
 }  // namespace pagetide

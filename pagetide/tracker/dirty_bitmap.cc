@@ -2,31 +2,16 @@
 
 #include <algorithm>
 
+#include "pagetide/tracker/word_masks.h"
+
 namespace pagetide {
 
-namespace {
-
-// Calls apply(word_index, mask) for every word that `pages` touches.
-template <typename Apply>
-void for_each_mask(PageRange pages, Apply&& apply) {
-  std::size_t page = pages.first;
-  while (page < pages.end()) {
-    const std::size_t in_word = page % 64;
-    const std::size_t n = std::min<std::size_t>(64 - in_word, pages.end() - page);
-    const std::uint64_t low = n == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
-    apply(page / 64, low << in_word);
-    page += n;
-  }
-}
-
-}  // namespace
-
 void set_bits(std::span<std::uint64_t> words, PageRange pages) {
-  for_each_mask(pages, [&](std::size_t word, std::uint64_t mask) { words[word] |= mask; });
+  for_each_word(pages, [&](std::size_t word, std::uint64_t mask) { words[word] |= mask; });
 }
 
 void clear_bits(std::span<std::uint64_t> words, PageRange pages) {
-  for_each_mask(pages, [&](std::size_t word, std::uint64_t mask) { words[word] &= ~mask; });
+  for_each_word(pages, [&](std::size_t word, std::uint64_t mask) { words[word] &= ~mask; });
 }
 
 void DirtyBitmap::set_range(PageRange pages) {

@@ -4,48 +4,39 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <optional>
 #include <vector>
 
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/base/syscalls.h"
-#include "pagetide/base/virtual_array.h"
 #include "pagetide/tracker/any_backend.h"
-#include "pagetide/tracker/capabilities.h"
-#include "pagetide/tracker/compare_backend.h"
-#include "pagetide/tracker/uffd_async_backend.h"
+#include "pagetide/tracker/backend_choice.h"
+#include "pagetide/tracker/hot_pages.h"
+#include "pagetide/tracker/page_bits.h"
 
 namespace pagetide {
 
 namespace {
 
-// One bit a page of a watched range; only words that were touched cost memory.
-using PageBits = VirtualArray<std::uint64_t>;
-
-Result<PageBits> page_bits(ByteRange range) {
-  return PageBits::create(divide_up(range.size / page_size(), 64));
-}
-
-struct WatchedRange {
-  ByteRange range;
-  PageBits pending;  // reported by the next collect whatever the back end says
-  PageBits purged;   // purge log since the last take
-  PageBits always;   // reported by every collect
+// What one consumer has not seen of one watched range.
+struct Epoch {
+  explicit Epoch(std::size_t page_count) : pending(page_count), purged(page_count) {}
+  PageBits pending;  // taken by others, marked dirty or put back
+  PageBits purged;   // purge log since its last take
 };
 
-// Adds the bits of `pages` that are set in `source`.
-void add_bits(DirtyBitmap& target, const PageBits& source, PageRange pages) {
-  const auto words = target.words();
-  for (std::size_t i = pages.first / 64; i * 64 < pages.end(); ++i) {
-    std::uint64_t word = source[i];
-    if (word == 0) continue;
-    // Only the pages that were asked for.
-    if (i * 64 < pages.first) word &= ~std::uint64_t{0} << (pages.first % 64);
-    if (pages.end() - i * 64 < 64) word &= (std::uint64_t{1} << (pages.end() % 64)) - 1;
-    words[i] |= word;
-  }
-}
+constexpr std::size_t kMaxConsumers = 8;
+
+struct WatchedRange {
+  WatchId id;
+  ByteRange range;
+  std::array<std::optional<Epoch>, kMaxConsumers> epochs;  // by consumer
+  PageBits always;                                         // reported by every collect
+  HotPages hot;
+};
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -68,14 +59,21 @@ struct Tracker::Impl {
   mutable RankedMutex mutex{LockRank::tracker, "tracker"};
   AnyBackend backend;
   std::string reason;
+  HotPageOptions hot_pages;
   std::vector<std::optional<WatchedRange>> watches;
+  std::uint64_t watches_made = 0;
+  std::array<bool, kMaxConsumers> consumers{true};
   TrackerStats stats;
   pid_t owner = ::getpid();
 
   bool forked() const { return ::getpid() != owner; }
 
+  // A WatchId is the place in `watches` below how many watches there were before it.
+  static std::size_t place_of(WatchId id) { return id.value & 0xffff'ffffU; }
   WatchedRange* find(WatchId id) {
-    return id.value < watches.size() && watches[id.value] ? &*watches[id.value] : nullptr;
+    const std::size_t place = place_of(id);
+    if (place >= watches.size() || !watches[place] || watches[place]->id != id) return nullptr;
+    return &*watches[place];
   }
 
   // Calls apply(watched range, its pages that `range` touches).
@@ -88,27 +86,63 @@ struct Tracker::Impl {
     }
   }
 
+  void mark_pending(ByteRange range) {
+    for_each_touched(range, [](WatchedRange& watched, PageRange pages) {
+      for (auto& epoch : watched.epochs) {
+        if (epoch) epoch->pending.set(pages);
+      }
+    });
+  }
+
   void log_purge(ByteRange range) {
+    backend.purged(range.page_cover());
     for_each_touched(range, [&](WatchedRange& watched, PageRange pages) {
-      set_bits(watched.purged.span(), pages);
+      for (auto& epoch : watched.epochs) {
+        if (epoch) epoch->purged.set(pages);
+      }
       stats.pages_purged += pages.count;
     });
   }
 
-  void collect_part(WatchedRange& watched, ByteRange part, CollectMode mode, Collected& out) {
-    const PageRange pages = PageRange::covering(part, watched.range);
+  // Asks the back end. An error means that bits may have been consumed: all counts as written.
+  void harvest(WatchedRange& watched, ByteRange part, CollectMode mode, Collected& out) {
     if (auto r = backend.collect(watched.range, part, mode, out.written); !r) {
-      // Bits may have been consumed before the error: the whole part counts as written.
-      out.written.set_range(pages);
+      out.written.set_range(PageRange::covering(part, watched.range));
       out.poisoned = true;
       out.cause = r.error().message();
     }
-    add_bits(out.written, watched.pending, pages);
-    add_bits(out.written, watched.always, pages);
-    add_bits(out.zeroed, watched.purged, pages);
+  }
+
+  // Takes from the back end, and hands what it found to the other consumers too.
+  void take_part(WatchedRange& watched, ByteRange part, ConsumerId consumer, Collected& out) {
+    const PageRange pages = PageRange::covering(part, watched.range);
+    // Hot blocks are only looked at: their pages stay unarmed and are found again next time.
+    watched.hot.plan(part, [&](ByteRange run, bool arm) {
+      harvest(watched, run, arm ? CollectMode::take : CollectMode::peek, out);
+    });
+    stats.hot_blocks += watched.hot.blocks_left_unarmed();
+    watched.hot.note_reported(pages, out.written);
+    for (std::size_t i = 0; i < kMaxConsumers; ++i) {
+      if (i == consumer.value || !watched.epochs.at(i)) continue;
+      watched.epochs.at(i)->pending.set_from(out.written, pages);
+    }
+  }
+
+  void collect_part(WatchedRange& watched, ByteRange part, CollectMode mode, ConsumerId consumer,
+                    Collected& out) {
+    const PageRange pages = PageRange::covering(part, watched.range);
     if (mode == CollectMode::take) {
-      clear_bits(watched.pending.span(), pages);
-      clear_bits(watched.purged.span(), pages);
+      take_part(watched, part, consumer, out);
+    } else {
+      harvest(watched, part, mode, out);
+    }
+    Epoch& epoch = *watched.epochs.at(consumer.value);
+    epoch.pending.add_to(out.written, pages);
+    watched.always.add_to(out.written, pages);
+    epoch.purged.add_to(out.zeroed, pages);
+    if (mode == CollectMode::take) {
+      epoch.pending.reset(pages);
+      epoch.purged.reset(pages);
     }
   }
 };
@@ -118,33 +152,24 @@ Tracker::Tracker(Tracker&&) noexcept = default;
 Tracker& Tracker::operator=(Tracker&&) noexcept = default;
 Tracker::~Tracker() = default;
 
-Tracker Tracker::over(AnyBackend backend) {
-  return Tracker(std::make_unique<Impl>(std::move(backend)));
+Tracker Tracker::over(AnyBackend backend, const HotPageOptions& hot_pages) {
+  auto impl = std::make_unique<Impl>(std::move(backend));
+  // Comparing costs the same for armed and unarmed pages.
+  impl->hot_pages = hot_pages;
+  if (impl->backend.kind() == BackendKind::compare) impl->hot_pages.enabled = false;
+  return Tracker(std::move(impl));
 }
 
 Result<Tracker> Tracker::create(const TrackerOptions& options) {
-  BackendKind kind = options.backend;
-  std::string reason;
-  if (kind != BackendKind::compare) {
-    auto usable = check_uffd_async();
-    if (!usable && kind == BackendKind::uffd_async) return propagate(usable);
-    if (kind == BackendKind::automatic) {
-      kind = usable ? BackendKind::uffd_async : BackendKind::compare;
-      reason =
-          usable ? "asynchronous write protection passed its round trip" : usable.error().message();
-    }
+  BackendChoice choice{options.backend, {}};
+  if (choice.kind == BackendKind::automatic) {
+    choice = choose_backend({.never_syscall_target = options.never_syscall_target,
+                             .writers_held_in_takes = options.writers_held_in_takes});
   }
-  if (kind == BackendKind::uffd_async) {
-    auto backend = UffdAsyncBackend::open();
-    if (!backend) return propagate(backend);
-    Tracker tracker = over(AnyBackend(std::move(*backend)));
-    tracker.impl_->reason = std::move(reason);
-    return tracker;
-  }
-  auto backend = CompareBackend::open();
+  auto backend = open_backend(choice.kind);
   if (!backend) return propagate(backend);
-  Tracker tracker = over(AnyBackend(std::move(*backend)));
-  tracker.impl_->reason = std::move(reason);
+  Tracker tracker = over(std::move(*backend), options.hot_pages);
+  tracker.impl_->reason = std::move(choice.reason);
   return tracker;
 }
 
@@ -156,18 +181,13 @@ const std::string& Tracker::reason() const {
 }
 
 Result<WatchId> Tracker::watch(ByteRange range) {
-  if (range.empty() || !range.is_page_aligned()) {
+  const bool wraps = range.end() < range.begin;
+  if (range.empty() || wraps || !range.is_page_aligned()) {
     return failure(
         ErrorCode::invalid_argument,
         fmt::format("cannot watch {} bytes at {:#x}: the range must be whole pages of {} bytes.",
                     range.size, range.begin, page_size()));
   }
-  auto pending = page_bits(range);
-  if (!pending) return propagate(pending);
-  auto purged = page_bits(range);
-  if (!purged) return propagate(purged);
-  auto always = page_bits(range);
-  if (!always) return propagate(always);
   const RankedLock lock(impl_->mutex);
   if (impl_->forked()) {
     return failure(ErrorCode::forked,
@@ -180,11 +200,23 @@ Result<WatchId> Tracker::watch(ByteRange range) {
                                  range.size, range.begin));
     }
   }
+  auto hot = HotPages::create(range, impl_->hot_pages);
+  if (!hot) return propagate(hot);
+  const std::size_t page_count = range.size / page_size();
+  WatchedRange watched{{}, range, {}, PageBits(page_count), std::move(*hot)};
+  for (std::size_t i = 0; i < kMaxConsumers; ++i) {
+    if (impl_->consumers.at(i)) watched.epochs.at(i).emplace(page_count);
+  }
   if (auto r = impl_->backend.watch(range); !r) return propagate(r);
-  const WatchId id{static_cast<std::uint32_t>(impl_->watches.size())};
-  impl_->watches.emplace_back(
-      WatchedRange{range, std::move(*pending), std::move(*purged), std::move(*always)});
-  return id;
+  // Places of ranges that are no longer watched are used again: a program may watch and unwatch
+  // for ever.
+  const auto free_place = std::find_if(impl_->watches.begin(), impl_->watches.end(),
+                                       [](const auto& place) { return !place; });
+  const auto place = static_cast<std::uint64_t>(free_place - impl_->watches.begin());
+  if (free_place == impl_->watches.end()) impl_->watches.emplace_back();
+  watched.id = WatchId{impl_->watches_made++ << 32U | place};
+  impl_->watches[place].emplace(std::move(watched));
+  return impl_->watches[place]->id;
 }
 
 void Tracker::unwatch(WatchId id) {
@@ -192,21 +224,22 @@ void Tracker::unwatch(WatchId id) {
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) return;
   if (!impl_->forked()) impl_->backend.unwatch(watched->range);
-  impl_->watches[id.value].reset();
+  impl_->watches[Impl::place_of(id)].reset();
 }
 
-Result<Collected> Tracker::collect(WatchId id, CollectMode mode) {
+Result<Collected> Tracker::collect(WatchId id, CollectMode mode, ConsumerId consumer) {
   ByteRange whole;
   {
     const RankedLock lock(impl_->mutex);
     if (WatchedRange* watched = impl_->find(id); watched != nullptr) whole = watched->range;
   }
-  return collect(id, {&whole, 1}, mode);
+  return collect(id, {&whole, 1}, mode, consumer);
 }
 
-Result<Collected> Tracker::collect(WatchId id, std::span<const ByteRange> parts, CollectMode mode) {
+Result<Collected> Tracker::collect(WatchId id, std::span<const ByteRange> parts, CollectMode mode,
+                                   ConsumerId consumer) {
   Collected out;
-  if (auto r = collect_into(id, parts, mode, out); !r) return propagate(r);
+  if (auto r = collect_into(id, parts, mode, out, consumer); !r) return propagate(r);
   return out;
 }
 
@@ -219,12 +252,16 @@ void Tracker::reserve(WatchId id, Collected& out) const {
 }
 
 Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts, CollectMode mode,
-                                   Collected& out) {
+                                   Collected& out, ConsumerId consumer) {
   const std::uint64_t start_ns = now_ns();
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) {
     return failure(ErrorCode::invalid_argument, "cannot collect: no such watch; it was unwatched.");
+  }
+  if (consumer.value >= kMaxConsumers || !watched->epochs.at(consumer.value)) {
+    return failure(ErrorCode::invalid_argument,
+                   "cannot collect: no such consumer; it was removed.");
   }
   if (impl_->forked()) {
     return failure(ErrorCode::forked,
@@ -243,9 +280,11 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
   out.zeroed.assign_clear(pages);
   out.poisoned = false;
   out.cause.clear();
+  if (mode == CollectMode::take) impl_->stats.hot_blocks = 0;
   for (const ByteRange& part : parts) {
-    if (!part.empty()) impl_->collect_part(*watched, part, mode, out);
+    if (!part.empty()) impl_->collect_part(*watched, part, mode, consumer, out);
   }
+  if (mode == CollectMode::take) watched->hot.next_take();
   out.zeroed -= out.written;
 
   TrackerStats& stats = impl_->stats;
@@ -261,27 +300,61 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
   return {};
 }
 
-void Tracker::mark_dirty(ByteRange range) {
+Result<ConsumerId> Tracker::add_consumer() {
   const RankedLock lock(impl_->mutex);
-  impl_->for_each_touched(range, [](WatchedRange& watched, PageRange pages) {
-    set_bits(watched.pending.span(), pages);
-  });
+  auto& consumers = impl_->consumers;
+  auto* const place = std::find(consumers.begin(), consumers.end(), false);
+  if (place == consumers.end()) {
+    return failure(ErrorCode::out_of_memory,
+                   fmt::format("a tracker has at most {} consumers; remove one.", kMaxConsumers));
+  }
+  const auto index = static_cast<std::size_t>(place - consumers.begin());
+  for (auto& watched : impl_->watches) {
+    if (watched) watched->epochs.at(index).emplace(watched->range.size / page_size());
+  }
+  *place = true;
+  return ConsumerId{static_cast<std::uint32_t>(index)};
 }
 
-void Tracker::put_back(WatchId id, const Collected& collected) {
+void Tracker::remove_consumer(ConsumerId consumer) {
+  const RankedLock lock(impl_->mutex);
+  if (consumer.value == 0 || consumer.value >= kMaxConsumers) return;
+  impl_->consumers.at(consumer.value) = false;
+  for (auto& watched : impl_->watches) {
+    if (watched) watched->epochs.at(consumer.value).reset();
+  }
+}
+
+void Tracker::report_unchanged(WatchId id, const DirtyBitmap& unchanged) {
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) return;
-  const auto add = [&](PageRange run) { set_bits(watched->pending.span(), run); };
+  impl_->stats.pages_unchanged += unchanged.count();
+  watched->hot.note_unchanged(unchanged);
+}
+
+void Tracker::mark_dirty(ByteRange range) {
+  const RankedLock lock(impl_->mutex);
+  impl_->mark_pending(range);
+}
+
+void Tracker::put_back(WatchId id, const Collected& collected, ConsumerId consumer) {
+  const RankedLock lock(impl_->mutex);
+  WatchedRange* watched = impl_->find(id);
+  if (watched == nullptr || consumer.value >= kMaxConsumers ||
+      !watched->epochs.at(consumer.value)) {
+    return;
+  }
+  PageBits& pending = watched->epochs.at(consumer.value)->pending;
+  const auto add = [&](PageRange run) { pending.set(run); };
   collected.written.for_each_run(add);
   collected.zeroed.for_each_run(add);
 }
 
 void Tracker::mark_always_dirty(ByteRange range) {
   const RankedLock lock(impl_->mutex);
-  impl_->for_each_touched(range, [](WatchedRange& watched, PageRange pages) {
-    set_bits(watched.always.span(), pages);
-  });
+  impl_->for_each_touched(
+      range, [](WatchedRange& watched, PageRange pages) { watched.always.set(pages); });
 }
 
 Result<void> Tracker::purge(ByteRange range) {
@@ -299,11 +372,11 @@ void Tracker::note_purged(ByteRange range) {
   impl_->log_purge(range);
 }
 
-Result<void> Tracker::prefill_zero(ByteRange range) {
+Result<void> Tracker::prefill(ByteRange range, Prefill policy) {
   const RankedLock lock(impl_->mutex);
   // A child that allocates on in a forked heap must not prefill the parent's memory.
   if (impl_->forked()) return {};
-  return impl_->backend.prefill_zero(range);
+  return impl_->backend.prefill(range, policy);
 }
 
 TrackerStats Tracker::stats() const {

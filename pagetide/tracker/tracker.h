@@ -10,6 +10,8 @@
 #include "pagetide/base/page_range.h"
 #include "pagetide/tracker/dirty_backend.h"
 #include "pagetide/tracker/dirty_bitmap.h"
+#include "pagetide/tracker/hot_page_options.h"
+#include "pagetide/tracker/prefill.h"
 
 namespace pagetide {
 
@@ -17,11 +19,25 @@ class AnyBackend;
 
 struct TrackerOptions {
   BackendKind backend = BackendKind::automatic;
+  // No system call ever writes to the watched memory (read(2) and the like into it would fail
+  // with EFAULT). Lets `automatic` fall back to uffd_sigbus and mprotect.
+  bool never_syscall_target = false;
+  // No thread writes to watched memory during a take. Lets `automatic` fall back to soft_dirty,
+  // which loses such writes.
+  bool writers_held_in_takes = false;
+  HotPageOptions hot_pages = {};
 };
 
-// Names one watched range of a Tracker.
-struct WatchId {
+// Names one reader of a Tracker's stream of writes, with epochs of its own. Value 0 is always
+// there.
+struct ConsumerId {
   std::uint32_t value = 0;
+  friend bool operator==(const ConsumerId&, const ConsumerId&) = default;
+};
+
+// Names one watched range of a Tracker; never used again for another one.
+struct WatchId {
+  std::uint64_t value = 0;
   friend bool operator==(const WatchId&, const WatchId&) = default;
 };
 
@@ -42,6 +58,8 @@ struct TrackerStats {
   std::uint64_t peeks = 0;
   std::uint64_t pages_reported = 0;  // by takes, written and zeroed
   std::uint64_t pages_purged = 0;
+  std::uint64_t pages_unchanged = 0;  // the surplus, as far as consumers told
+  std::uint64_t hot_blocks = 0;       // blocks of 2 MiB that the latest take left unarmed
   std::uint64_t poisoned_takes = 0;
   std::uint64_t last_collect_ns = 0;
   std::uint64_t total_collect_ns = 0;
@@ -64,7 +82,7 @@ class PAGETIDE_API Tracker {
  public:
   static Result<Tracker> create(const TrackerOptions& options = {});
   // Over a back end of the caller's; for tests and for new back ends.
-  static Tracker over(AnyBackend backend);
+  static Tracker over(AnyBackend backend, const HotPageOptions& hot_pages = {});
 
   Tracker(Tracker&&) noexcept;
   Tracker& operator=(Tracker&&) noexcept;
@@ -83,18 +101,28 @@ class PAGETIDE_API Tracker {
   // take begins a new epoch for these parts, peek changes nothing. A failing scan is not an
   // error: it poisons the epoch (see Collected). Errors: forked, invalid_argument.
   // Cost with uffd_async: 3-6 ns a clean populated page, 50-60 ns a written one.
-  Result<Collected> collect(WatchId watch, std::span<const ByteRange> parts, CollectMode mode);
-  Result<Collected> collect(WatchId watch, CollectMode mode);
+  Result<Collected> collect(WatchId watch, std::span<const ByteRange> parts, CollectMode mode,
+                            ConsumerId consumer = {});
+  Result<Collected> collect(WatchId watch, CollectMode mode, ConsumerId consumer = {});
   // The same into a value of the caller's. Allocates nothing when reserve() was called on it for
   // this watch, so that it can run while other threads are held wherever they were.
   Result<void> collect_into(WatchId watch, std::span<const ByteRange> parts, CollectMode mode,
-                            Collected& out);
+                            Collected& out, ConsumerId consumer = {});
   void reserve(WatchId watch, Collected& out) const;
 
-  // The next collect reports these pages (in addition to what it finds).
+  // A further consumer: it sees at least what is written from now on, whatever the others take.
+  // Up to 8, the first included. Errors: out_of_memory.
+  Result<ConsumerId> add_consumer();
+  void remove_consumer(ConsumerId consumer);
+
+  // Tells which pages of the latest take had not really changed, for consumers that compare or
+  // hash: the surplus is counted, and adaptive arming learns from it.
+  void report_unchanged(WatchId watch, const DirtyBitmap& unchanged);
+
+  // The next collect of every consumer reports these pages (in addition to what it finds).
   void mark_dirty(ByteRange range);
   // Puts back what a take reported and nobody could use (a failed snapshot).
-  void put_back(WatchId watch, const Collected& collected);
+  void put_back(WatchId watch, const Collected& collected, ConsumerId consumer = {});
   // Every collect from now on reports these pages.
   void mark_always_dirty(ByteRange range);
 
@@ -104,9 +132,8 @@ class PAGETIDE_API Tracker {
   // again. A collect between the two does not know of the purge yet; the next one does.
   void note_purged(ByteRange range);
 
-  // Zero-page entries for untouched pages of watched memory, armed, so that reading them never
-  // faults and their first write is one fault. Does nothing where the back end has no such thing.
-  Result<void> prefill_zero(ByteRange range);
+  // Prepares untouched pages of watched memory and arms them; pages in use stay as they are.
+  Result<void> prefill(ByteRange range, Prefill policy);
 
   TrackerStats stats() const;
 

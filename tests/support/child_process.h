@@ -14,6 +14,20 @@
 
 namespace pagetide {
 
+// The handler of SIGSEGV that the program began with: nobody's, or that of a sanitizer, which
+// would write a report and exit.
+inline const sighandler_t kInitialSegvHandler = [] {
+  struct sigaction now {};
+  ::sigaction(SIGSEGV, nullptr, &now);
+  return now.sa_handler;
+}();
+
+inline void let_faults_kill() {
+  struct sigaction now {};
+  ::sigaction(SIGSEGV, nullptr, &now);
+  if (now.sa_handler == kInitialSegvHandler) ::signal(SIGSEGV, SIG_DFL);
+}
+
 // Runs `body` in a forked child and waits for it. Gives what `body` returned, a std::string that
 // is empty when all was well; for a child that died, how: "killed by SIGSEGV".
 template <typename Body>
@@ -26,7 +40,7 @@ std::string run_in_child(Body&& body) {
   const pid_t child = ::fork();
   if (child < 0) return "no fork";
   if (child == 0) {
-    ::signal(SIGSEGV, SIG_DFL);  // the sanitizers would write a report and exit
+    let_faults_kill();
     const std::string answer = body();
     // Short answers fit into the pipe.
     const bool sent = ::write(write_end.get(), answer.data(), answer.size()) ==

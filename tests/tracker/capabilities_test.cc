@@ -30,56 +30,12 @@ class Disabled {
 constexpr std::string_view kDisabledMessage =
     "cannot open userfaultfd: switched off by PAGETIDE_DISABLE. The compare back end works without "
     "it (BackendKind::compare); `pagetide doctor` shows what this machine has.";
-
-TEST(LostDirtyBitBugTest, is_in_6_7_to_6_8_9) {
-  for (const char* release :
-       {"6.7.0", "6.7", "6.7.12", "6.7.99-custom", "6.7-rc1", "6.8", "6.8.0", "6.8.0-31-generic",
-        "6.8.9", "6.8.9-amd64", "6.8.4+deb13", "6.8-rc7"}) {
-    EXPECT_TRUE(has_lost_dirty_bit_bug(release)) << release;
-  }
-}
-
-TEST(LostDirtyBitBugTest, is_in_no_other_release) {
-  for (const char* release : {"6.6.99",
-                              "6.6.0-rc1",
-                              "6.8.10",
-                              "6.8.10-amd64",
-                              "6.8.12",
-                              "6.8.100",
-                              "6.9.0",
-                              "6.9.1",
-                              "6.12.101",
-                              "6.18.44-fc-v669",
-                              "6.70.1",
-                              "6.80.2",
-                              "6.1.0-35-amd64",
-                              "7.0",
-                              "7.7.1",
-                              "7.8.1",
-                              "5.7.0",
-                              "5.8.1",
-                              "16.7.0",
-                              "",
-                              "six.seven",
-                              "-6.7",
-                              "6",
-                              "6.",
-                              "67",
-                              "6.78"}) {
-    EXPECT_FALSE(has_lost_dirty_bit_bug(release)) << release;
-  }
-}
-
-TEST(LostDirtyBitBugTest, reads_no_further_than_the_text) {
-  const std::string longer = "6.8.95";
-  EXPECT_TRUE(has_lost_dirty_bit_bug(std::string_view(longer).substr(0, 5)));
-  EXPECT_FALSE(has_lost_dirty_bit_bug(longer));
-}
-
-TEST(LostDirtyBitBugTest, numbers_that_do_not_fit_are_no_such_release) {
-  EXPECT_FALSE(has_lost_dirty_bit_bug("99999999999999999999.7.1"));
-  EXPECT_FALSE(has_lost_dirty_bit_bug("6.99999999999999999999.1"));
-}
+constexpr std::string_view kCompareReason =
+    "uffd_async: cannot open userfaultfd: switched off by PAGETIDE_DISABLE; "
+    "uffd_sigbus: not tried, since system calls may write to the memory; "
+    "uffd_sync: cannot open userfaultfd: switched off by PAGETIDE_DISABLE; "
+    "soft_dirty: not tried, since threads may write during a take; "
+    "mprotect: not tried, since system calls may write to the memory";
 
 TEST(DisabledFeaturesTest, are_the_whole_names_of_the_list) {
   {
@@ -115,13 +71,13 @@ TEST(CapabilitiesTest, without_userfaultfd_compare_is_chosen_and_the_reason_says
   const Disabled disabled("userfaultfd");
   const Capabilities found = probe_capabilities();
   EXPECT_EQ(found.chosen, BackendKind::compare);
-  EXPECT_EQ(found.reason, kDisabledMessage);
-  for (const char* name :
-       {"uffd_async.open", "uffd_async.round_trip", "uffd_async.zero_page_prefill"}) {
+  EXPECT_EQ(found.reason, kCompareReason);
+  for (const char* name : {"uffd_async", "prefill.markers", "kernel.holes_reported"}) {
     const Capability* item = found.find(name);
     ASSERT_NE(item, nullptr) << name;
     EXPECT_FALSE(item->available) << name;
     EXPECT_EQ(item->detail, kDisabledMessage) << name;
+    EXPECT_FALSE(item->without.empty()) << name;
   }
 }
 
@@ -132,8 +88,8 @@ TEST(CapabilitiesTest, every_item_has_a_name_of_its_own_and_a_detail) {
     EXPECT_FALSE(item.detail.empty()) << item.name;
   }
   EXPECT_EQ(found.find("no such thing"), nullptr);
-  ASSERT_NE(found.find("compare.always"), nullptr);
-  EXPECT_TRUE(found.find("compare.always")->available);
+  ASSERT_NE(found.find("compare"), nullptr);
+  EXPECT_TRUE(found.find("compare")->available);
   EXPECT_FALSE(found.reason.empty());
 }
 
@@ -143,8 +99,18 @@ TEST(CapabilitiesTest, names_the_running_kernel) {
   const Capabilities found = probe_capabilities();
   const Capability* item = found.find("kernel.release");
   ASSERT_NE(item, nullptr);
-  EXPECT_EQ(item->available, !has_lost_dirty_bit_bug(name.release));
   EXPECT_THAT(item->detail, HasSubstr(std::string("Linux ") + name.release));
+}
+
+TEST(CapabilitiesTest, a_probe_that_passes_overrules_what_the_version_says_of_a_bug) {
+  const Capabilities found = probe_capabilities();
+  for (const KernelBug& bug : found.kernel_bugs) {
+    const Capability* probe = found.find(bug.shown_by);
+    ASSERT_EQ(probe != nullptr, !bug.shown_by.empty()) << bug.id;
+    if (probe != nullptr && probe->available) {
+      EXPECT_EQ(bug.state, KernelBug::State::not_affected) << bug.id;
+    }
+  }
 }
 
 TEST(CapabilitiesTest, what_is_chosen_is_what_an_automatic_tracker_gets) {
@@ -152,37 +118,39 @@ TEST(CapabilitiesTest, what_is_chosen_is_what_an_automatic_tracker_gets) {
   const Tracker tracker = must(Tracker::create());
   EXPECT_EQ(tracker.backend(), found.chosen);
   EXPECT_EQ(tracker.reason(), found.reason);
-  EXPECT_EQ(check_uffd_async().has_value(), found.chosen == BackendKind::uffd_async);
+  EXPECT_EQ(check_backend(BackendKind::uffd_async).has_value(),
+            found.chosen == BackendKind::uffd_async);
 }
 
 TEST(CapabilitiesTest, a_working_kernel_passes_every_probe) {
-  if (auto r = check_uffd_async(); !r) PAGETIDE_SKIP(r.error().message().c_str());
+  if (auto r = check_backend(BackendKind::uffd_async); !r)
+    PAGETIDE_SKIP(r.error().message().c_str());
   const Capabilities found = probe_capabilities();
   EXPECT_EQ(found.chosen, BackendKind::uffd_async);
-  for (const char* name : {"kernel.release", "uffd_async.open", "uffd_async.round_trip",
-                           "uffd_async.zero_page_prefill"}) {
+  for (const char* name :
+       {"kernel.release", "uffd_async", "uffd_sigbus", "mprotect", "compare", "prefill.markers"}) {
     ASSERT_NE(found.find(name), nullptr) << name;
     EXPECT_TRUE(found.find(name)->available) << found.find(name)->detail;
   }
 }
 
 TEST(CapabilitiesTest, an_answer_is_found_anew_when_the_disabled_features_change) {
-  const bool usable = check_uffd_async().has_value();
+  const bool usable = check_backend(BackendKind::uffd_async).has_value();
   {
     const Disabled disabled("userfaultfd");
-    const auto r = check_uffd_async();
+    const auto r = check_backend(BackendKind::uffd_async);
     ASSERT_FALSE(r);
     EXPECT_EQ(r.error().code(), ErrorCode::unsupported);
     EXPECT_EQ(r.error().message(), kDisabledMessage);
   }
-  EXPECT_EQ(check_uffd_async().has_value(), usable);
+  EXPECT_EQ(check_backend(BackendKind::uffd_async).has_value(), usable);
 }
 
 TEST(TrackerChoiceTest, automatic_falls_back_to_compare_and_says_why) {
   const Disabled disabled("userfaultfd");
   Tracker tracker = must(Tracker::create({BackendKind::automatic}));
   EXPECT_EQ(tracker.backend(), BackendKind::compare);
-  EXPECT_EQ(tracker.reason(), kDisabledMessage);
+  EXPECT_EQ(tracker.reason(), kCompareReason);
   // And it works.
   const Mapping mapping(4);
   const WatchId watch = must(tracker.watch(mapping.range()));
@@ -190,6 +158,59 @@ TEST(TrackerChoiceTest, automatic_falls_back_to_compare_and_says_why) {
   const Collected collected = must(tracker.collect(watch, CollectMode::take));
   EXPECT_EQ(collected.written.count(), 1U);
   EXPECT_TRUE(collected.written.test(2));
+}
+
+TEST(TrackerChoiceTest, what_the_owner_promises_opens_further_back_ends) {
+  const Disabled disabled("uffd_async");
+  EXPECT_EQ(choose_backend({.never_syscall_target = true}).kind, BackendKind::uffd_sigbus);
+  const Disabled fewer("userfaultfd,soft_dirty");
+  EXPECT_EQ(choose_backend({.never_syscall_target = true}).kind, BackendKind::write_protect);
+  EXPECT_EQ(choose_backend({}).kind, BackendKind::compare);
+}
+
+TEST(TrackerChoiceTest, soft_dirty_is_not_tried_while_writers_may_run) {
+  const Disabled disabled("userfaultfd");
+  EXPECT_THAT(choose_backend({}).reason, HasSubstr("soft_dirty: not tried"));
+  const BackendChoice held = choose_backend({.writers_held_in_takes = true});
+  if (check_backend(BackendKind::soft_dirty)) {
+    EXPECT_EQ(held.kind, BackendKind::soft_dirty);
+  } else {
+    EXPECT_THAT(held.reason, HasSubstr("soft_dirty: "));
+    EXPECT_THAT(held.reason, testing::Not(HasSubstr("soft_dirty: not tried")));
+  }
+}
+
+TEST(TrackerChoiceTest, every_back_end_can_be_switched_off_and_says_so) {
+  for (const BackendKind kind :
+       {BackendKind::uffd_async, BackendKind::uffd_sigbus, BackendKind::uffd_sync,
+        BackendKind::soft_dirty, BackendKind::write_protect}) {
+    const std::string name(to_string(kind));
+    const Disabled disabled(name.c_str());
+    const auto r = Tracker::create({.backend = kind});
+    ASSERT_FALSE(r) << name;
+    EXPECT_EQ(r.error().message(), "cannot use " + name + ": switched off by PAGETIDE_DISABLE.");
+    EXPECT_EQ(unknown_disabled_features(), "") << name;
+  }
+}
+
+TEST(TrackerChoiceTest, every_back_end_that_works_here_can_be_asked_for) {
+  for (const BackendKind kind :
+       {BackendKind::uffd_async, BackendKind::uffd_sigbus, BackendKind::uffd_sync,
+        BackendKind::soft_dirty, BackendKind::write_protect, BackendKind::compare}) {
+    auto tracker = Tracker::create({.backend = kind});
+    const auto usable = check_backend(kind);
+    ASSERT_EQ(tracker.has_value(), usable.has_value()) << to_string(kind);
+    if (usable) {
+      EXPECT_EQ(tracker->backend(), kind);
+    } else {
+      EXPECT_EQ(tracker.error().message(), usable.error().message());
+    }
+  }
+}
+
+TEST(TrackerChoiceTest, automatic_is_not_one_back_end) {
+  EXPECT_FALSE(open_backend(BackendKind::automatic));
+  EXPECT_FALSE(check_backend(BackendKind::automatic));
 }
 
 TEST(TrackerChoiceTest, a_back_end_asked_for_by_name_is_never_replaced) {

@@ -1,4 +1,4 @@
-#include "pagetide/tracker/compare_backend.h"
+#include "pagetide/tracker/backends/compare_backend.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -15,7 +15,7 @@
 #include "pagetide/base/hash.h"
 #include "pagetide/base/unique_fd.h"
 #include "pagetide/tracker/any_backend.h"
-#include "pagetide/tracker/compare_backend.h"
+#include "pagetide/tracker/backends/compare_backend.h"
 #include "pagetide/tracker/tracker.h"
 
 #include "tests/support/child_process.h"
@@ -116,7 +116,7 @@ class RandomActs {
       case 2:
         return purge_and_prefill();
       case 3:
-        return must(memory_.tracker().prefill_zero(run()));
+        return must(memory_.tracker().prefill(run(), Prefill::zero_page));
       case 4:
         return fork_a_writer();
       case 5:
@@ -154,7 +154,7 @@ class RandomActs {
   void purge_and_prefill() {
     const ByteRange pages = run();
     must(memory_.tracker().purge(pages));
-    must(memory_.tracker().prefill_zero(pages));
+    must(memory_.tracker().prefill(pages, Prefill::zero_page));
   }
   void write_by_kernel() {
     const ByteRange bytes = some_bytes();
@@ -313,7 +313,7 @@ class LossyBackend {
     loses_(written, mode);
     return {};
   }
-  Result<void> prefill_zero(ByteRange) { return {}; }
+  Result<void> prefill(ByteRange, Prefill) { return {}; }
 
  private:
   CompareBackend honest_;

@@ -104,7 +104,7 @@ class FakeBackend {
     if (kernel_->collect_fails) return failure(ErrorCode::system_failure, "the scan broke.");
     return {};
   }
-  Result<void> prefill_zero(ByteRange range) {
+  Result<void> prefill(ByteRange range, Prefill) {
     kernel_->prefilled.push_back(range);
     return {};
   }
@@ -465,7 +465,7 @@ TEST_F(TrackerTest, a_watch_id_never_given_out_is_refused) {
 }
 
 TEST_F(TrackerTest, prefill_is_the_back_ends) {
-  must(tracker_.prefill_zero(pages(4, 4)));
+  must(tracker_.prefill(pages(4, 4), Prefill::zero_page));
   EXPECT_THAT(kernel_.prefilled, ElementsAre(pages(4, 4)));
 }
 
@@ -499,7 +499,7 @@ TEST_F(TrackerTest, a_forked_child_is_refused) {
               }
               const auto watch = tracker_.watch(other_);
               if (watch || watch.error().code() != ErrorCode::forked) return "watch";
-              if (!tracker_.prefill_zero(pages(0, 1))) return "prefill_zero";
+              if (!tracker_.prefill(pages(0, 1), Prefill::zero_page)) return "prefill";
               if (!kernel_.collected.empty() || !kernel_.prefilled.empty()) return "back end used";
               return {};
             }),

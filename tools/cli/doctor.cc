@@ -5,6 +5,7 @@
 #include "pagetide/snapshot/format.h"
 #include "pagetide/tracker/capabilities.h"
 #include "pagetide/tracker/disabled_features.h"
+#include "pagetide/tracker/kernel_bugs.h"
 #include "tools/cli/json.h"
 #include "tools/cli/table.h"
 #include "tools/cli/text.h"
@@ -28,8 +29,17 @@ bool is_fallback(const Capabilities& found) {
 void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output& out) {
   Json capabilities = Json::array();
   for (const Capability& item : found.items) {
-    capabilities.push_back(
-        {{"name", item.name}, {"available", item.available}, {"detail", item.detail}});
+    capabilities.push_back({{"name", item.name},
+                            {"available", item.available},
+                            {"detail", item.detail},
+                            {"without", item.without}});
+  }
+  Json bugs = Json::array();
+  for (const KernelBug& bug : found.kernel_bugs) {
+    bugs.push_back({{"id", bug.id},
+                    {"state", to_string(bug.state)},
+                    {"what", bug.what},
+                    {"consequence", bug.consequence}});
   }
   Json rows = Json::array();
   for (const ClearDispatchRow& row : clear.rows) {
@@ -47,6 +57,7 @@ void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output
               {"heap_layout", layout::kVersion},
               {"page_bytes", page_size()},
               {"capabilities", std::move(capabilities)},
+              {"kernel_bugs", std::move(bugs)},
               {"backend",
                {{"chosen", to_string(found.chosen)},
                 {"fallback", is_fallback(found)},
@@ -62,6 +73,24 @@ std::string last_bytes(const ClearDispatchRow& row) {
   return row.last_bytes == SIZE_MAX ? "-" : std::to_string(row.last_bytes);
 }
 
+// Those that this kernel is free of are left out.
+void print_kernel_bugs(const Capabilities& found, Output& out) {
+  Table bugs({{"kernel bug", Align::left}, {"here", Align::left}, {"detail", Align::left}});
+  bool any = false;
+  for (const KernelBug& bug : found.kernel_bugs) {
+    if (bug.state == KernelBug::State::not_affected) continue;
+    any = true;
+    bugs.add({std::string(bug.id), std::string(to_string(bug.state)),
+              fmt::format("{}; {}", bug.what, bug.consequence)});
+  }
+  out.write("\n");
+  if (any) {
+    out.write(bugs.render());
+  } else {
+    out.write("kernel bugs: none of those known is in this version\n");
+  }
+}
+
 void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output& out) {
   out.print("pagetide {}, {}{}{}, store format {}, heap layout {}, pages of {} bytes\n",
             PAGETIDE_CLI_VERSION, kCompiler, *kBuildType == '\0' ? "" : ", ", kBuildType,
@@ -69,9 +98,11 @@ void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output
   Table items({{"capability", Align::left}, {"here", Align::left}, {"detail", Align::left}});
   for (const Capability& item : found.items) {
     items.add({item.name, item.available ? "yes" : "no", item.detail});
+    if (!item.available && !item.without.empty()) items.add({"", "", "Without: " + item.without});
   }
   out.write("\n");
   out.write(items.render());
+  print_kernel_bugs(found, out);
   out.print("\nwrite tracking: {}\n  {}\n", to_string(found.chosen), found.reason);
   out.print("\nclearing memory: {}\n  {}\n", clear_kernel_name(clear.kernel), clear.reason);
   Table rows({{"from bytes"}, {"to bytes"}, {"kernel", Align::left}});
@@ -81,10 +112,16 @@ void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output
   out.write(rows.render("  "));
 }
 
+// Of an automatic choice other than the best.
+std::string_view cost_of(BackendKind fallback) {
+  return fallback == BackendKind::compare ? "each one reads the whole heap"
+                                          : "first writes to a page cost ten times as much";
+}
+
 // Whether what was chosen was found to work.
 bool is_usable(const Capabilities& found) {
   if (!is_fallback(found)) return true;
-  const Capability* compare = found.find("compare.always");
+  const Capability* compare = found.find("compare");
   return compare != nullptr && compare->available;
 }
 
@@ -102,18 +139,16 @@ ExitCode run_doctor(const DoctorOptions& options, Output& out) {
   if (const std::string unknown = unknown_disabled_features(); !unknown.empty()) {
     warn(
         fmt::format("PAGETIDE_DISABLE names '{}', which is nothing that can be switched off; "
-                    "'userfaultfd' is.",
-                    unknown));
+                    "these are: {}.",
+                    unknown, disabled_feature_names()));
   }
   if (!is_usable(found)) {
     report("no way of tracking writes works here: " + found.reason);
     return ExitCode::problem;
   }
   if (is_fallback(found)) {
-    warn(fmt::format(
-        "the fallback '{}' is in use: snapshots are right, but each one reads the whole "
-        "heap. {}",
-        to_string(found.chosen), found.reason));
+    warn(fmt::format("the fallback '{}' is in use: snapshots are right, but {}. {}.",
+                     to_string(found.chosen), cost_of(found.chosen), found.reason));
   }
   return ExitCode::fine;
 }

@@ -7,15 +7,17 @@
 #include "pagetide/base/page_range.h"
 #include "pagetide/base/unique_fd.h"
 #include "pagetide/base/virtual_array.h"
-#include "pagetide/tracker/kernel_abi.h"
+#include "pagetide/tracker/kernel/kernel_abi.h"
 
 namespace pagetide {
 
 // What to look for: pages whose categories have every bit of `mask` and, where `anyof` is not 0,
-// at least one bit of it. `returned` is what is reported of each.
+// at least one bit of it, both after the bits of `inverted` are flipped. `returned` is what is
+// reported of each.
 struct ScanQuery {
   std::uint64_t mask = 0;
   std::uint64_t anyof = 0;
+  std::uint64_t inverted = 0;
   std::uint64_t returned = 0;
   bool write_protect = false;  // arm each reported page in the same step
 };

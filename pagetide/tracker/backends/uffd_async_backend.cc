@@ -1,4 +1,4 @@
-#include "pagetide/tracker/uffd_async_backend.h"
+#include "pagetide/tracker/backends/uffd_async_backend.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -48,10 +48,14 @@ Result<UffdAsyncBackend> UffdAsyncBackend::open() {
   }
   auto scanner = PagemapScanner::open();
   if (!scanner) return propagate(scanner);
-  return UffdAsyncBackend(std::move(fd), std::move(*scanner));
+  auto mappings = MappingQuery::open();
+  if (!mappings) return propagate(mappings);
+  return UffdAsyncBackend(std::move(fd), std::move(*scanner), std::move(*mappings));
 }
 
 Result<void> UffdAsyncBackend::watch(ByteRange range) {
+  auto parts = mappings_.trackable_parts_of(range);
+  if (!parts) return propagate(parts);
   uffdio_register request{};
   request.range = {range.begin, range.size};
   request.mode = UFFDIO_REGISTER_MODE_WP;
@@ -60,7 +64,10 @@ Result<void> UffdAsyncBackend::watch(ByteRange range) {
         "register memory with userfaultfd", -r,
         r == -EBUSY
             ? "Another userfaultfd of this process already watches a part of it; only one can."
-            : "The range must be mapped in whole, by mappings that allow write tracking.");
+            : "Its mappings must allow write tracking: a shared file must be opened for writing.");
+  }
+  for (const MappedPart& part : *parts) {
+    if (part.is_file && !part.is_shared) private_files_[part.range.begin] = part.range;
   }
   return {};
 }
@@ -69,21 +76,64 @@ void UffdAsyncBackend::unwatch(ByteRange range) {
   // Before closing, always: kernels before 6.8.10 leave protection bits behind on close.
   uffdio_range request{range.begin, range.size};
   (void)sys::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);
+  private_files_.erase(private_files_.lower_bound(range.begin),
+                       private_files_.lower_bound(range.end()));
 }
 
 Result<void> UffdAsyncBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
                                        DirtyBitmap& written) {
+  std::uintptr_t at = part.begin;
+  for (auto file = private_files_.lower_bound(whole.begin);
+       file != private_files_.end() && file->first < part.end(); ++file) {
+    const ByteRange inside = file->second.intersect({at, part.end() - at});
+    if (inside.empty()) continue;
+    if (auto r = scan({at, inside.begin - at}, false, mode, whole, written); !r) return r;
+    if (auto r = scan(inside, true, mode, whole, written); !r) return r;
+    at = inside.end();
+  }
+  return scan({at, part.end() - at}, false, mode, whole, written);
+}
+
+Result<void> UffdAsyncBackend::scan(ByteRange part, bool private_file, CollectMode mode,
+                                    ByteRange whole, DirtyBitmap& written) {
+  if (part.empty()) return {};
   ScanQuery query;
   query.mask = kernel::kPageWritten;
   query.anyof = kPopulated;
   query.returned = kernel::kPageWritten;
   query.write_protect = mode == CollectMode::take;
+  if (private_file) {
+    query.inverted = kernel::kPageFile;
+    query.mask |= kernel::kPageFile;
+  }
   return scanner_.scan(part, query, [&](std::uintptr_t first, std::uintptr_t end, std::uint64_t) {
     written.set_range(PageRange::covering({first, end - first}, whole));
   });
 }
 
-Result<void> UffdAsyncBackend::prefill_zero(ByteRange range) {
+Result<void> UffdAsyncBackend::prefill(ByteRange range, Prefill policy) {
+  if (policy == Prefill::none) return {};
+  ScanQuery query;
+  query.mask = kernel::kPageWritten;
+  query.returned = kernel::kPageWritten;
+  query.write_protect = true;
+  if (policy == Prefill::marker) {
+    // Only what nobody touched: a populated page that is not armed holds dirt to be reported.
+    query.mask |= kernel::kPagePresent | kernel::kPageSwapped;
+    query.inverted = kernel::kPagePresent | kernel::kPageSwapped;
+    return arm(range, query);
+  }
+  if (auto r = map_zero_pages(range); !r) return r;
+  query.mask |= kernel::kPagePfnZero;
+  return arm(range, query);
+}
+
+Result<void> UffdAsyncBackend::arm(ByteRange range, const ScanQuery& query) {
+  return scanner_.scan(range, query, [](std::uintptr_t, std::uintptr_t, std::uint64_t) {});
+}
+
+// MADV_POPULATE_READ does the same at six times the cost (0.86 against 0.14 us a page).
+Result<void> UffdAsyncBackend::map_zero_pages(ByteRange range) {
   // Steps keep mmap_lock short; 2 MiB is also one page table.
   constexpr std::size_t kStepBytes = std::size_t{2} << 20;
   std::uintptr_t at = range.begin;
@@ -102,11 +152,7 @@ Result<void> UffdAsyncBackend::prefill_zero(ByteRange range) {
                             "Prefill::none works without it.");
     }
   }
-  ScanQuery query;
-  query.mask = kernel::kPageWritten | kernel::kPagePfnZero;
-  query.returned = kernel::kPageWritten;
-  query.write_protect = true;
-  return scanner_.scan(range, query, [](std::uintptr_t, std::uintptr_t, std::uint64_t) {});
+  return {};
 }
 
 }  // namespace pagetide

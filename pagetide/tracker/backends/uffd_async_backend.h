@@ -1,8 +1,11 @@
 #pragma once
 
+#include <map>
+
 #include "pagetide/base/unique_fd.h"
 #include "pagetide/tracker/dirty_backend.h"
-#include "pagetide/tracker/pagemap_scan.h"
+#include "pagetide/tracker/kernel/mapping_query.h"
+#include "pagetide/tracker/kernel/pagemap_scan.h"
 
 namespace pagetide {
 
@@ -23,14 +26,23 @@ class UffdAsyncBackend {
   Result<void> watch(ByteRange range);
   void unwatch(ByteRange range);
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
-  Result<void> prefill_zero(ByteRange range);
+  Result<void> prefill(ByteRange range, Prefill policy);
 
  private:
-  UffdAsyncBackend(UniqueFd fd, PagemapScanner scanner)
-      : fd_(std::move(fd)), scanner_(std::move(scanner)) {}
+  Result<void> map_zero_pages(ByteRange range);
+  Result<void> arm(ByteRange range, const ScanQuery& query);
+  Result<void> scan(ByteRange part, bool private_file, CollectMode mode, ByteRange whole,
+                    DirtyBitmap& written);
+
+  UffdAsyncBackend(UniqueFd fd, PagemapScanner scanner, MappingQuery mappings)
+      : fd_(std::move(fd)), scanner_(std::move(scanner)), mappings_(std::move(mappings)) {}
 
   UniqueFd fd_;
   PagemapScanner scanner_;
+  MappingQuery mappings_;
+  // Private file mappings among what is watched, by address: their pages that were only read
+  // come back as written once registered, and are told apart by having the file behind them.
+  std::map<std::uintptr_t, ByteRange> private_files_;
 };
 
 static_assert(DirtyBackend<UffdAsyncBackend>);

@@ -23,7 +23,7 @@ class CompareBackend {
   Result<void> watch(ByteRange range);
   void unwatch(ByteRange range);
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
-  Result<void> prefill_zero(ByteRange) { return {}; }
+  Result<void> prefill(ByteRange, Prefill) { return {}; }
 
  private:
   // By start address. A zero hash stands for a page of zeros, so that untouched pages match.

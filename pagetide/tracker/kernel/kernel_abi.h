@@ -51,4 +51,27 @@ inline constexpr std::uint64_t kPageSwapped = 1 << 4;
 inline constexpr std::uint64_t kPagePfnZero = 1 << 5;
 inline constexpr std::uint64_t kPageHuge = 1 << 6;
 
+// PROCMAP_QUERY on /proc/PID/maps (6.11): the mapping at an address.
+struct ProcmapQuery {
+  std::uint64_t size;
+  std::uint64_t query_flags;
+  std::uint64_t query_addr;
+  std::uint64_t vma_start;
+  std::uint64_t vma_end;
+  std::uint64_t vma_flags;
+  std::uint64_t vma_page_size;
+  std::uint64_t vma_offset;
+  std::uint64_t inode;
+  std::uint32_t dev_major;
+  std::uint32_t dev_minor;
+  std::uint32_t vma_name_size;
+  std::uint32_t build_id_size;
+  std::uint64_t vma_name_addr;
+  std::uint64_t build_id_addr;
+};
+static_assert(sizeof(ProcmapQuery) == 104);
+
+inline constexpr unsigned long kProcmapQuery = _IOWR('f', 17, ProcmapQuery);
+inline constexpr std::uint64_t kProcmapVmaShared = 1 << 3;
+
 }  // namespace pagetide::kernel

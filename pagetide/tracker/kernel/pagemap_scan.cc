@@ -1,4 +1,4 @@
-#include "pagetide/tracker/pagemap_scan.h"
+#include "pagetide/tracker/kernel/pagemap_scan.h"
 
 #include <fcntl.h>
 
@@ -35,6 +35,7 @@ Result<void> PagemapScanner::scan(
     arg.vec = reinterpret_cast<std::uintptr_t>(vector_.span().data());
     arg.vec_len = vector_.size();
     arg.category_mask = query.mask;
+    arg.category_inverted = query.inverted;
     arg.category_anyof_mask = query.anyof;
     arg.return_mask = query.returned;
     const int found = sys::ioctl(fd_.get(), kernel::kPagemapScan, &arg);
