@@ -15,6 +15,7 @@
 #include "pagetide/tracker/any_backend.h"
 #include "pagetide/tracker/backend_choice.h"
 #include "pagetide/tracker/hot_pages.h"
+#include "pagetide/tracker/kernel/mapping_query.h"
 #include "pagetide/tracker/page_bits.h"
 
 namespace pagetide {
@@ -35,8 +36,23 @@ struct WatchedRange {
   ByteRange range;
   std::array<std::optional<Epoch>, kMaxConsumers> epochs;  // by consumer
   PageBits always;                                         // reported by every collect
+  std::vector<ByteRange> not_anonymous;  // parts whose untouched and purged pages are not zero
   HotPages hot;
 };
+
+// The parts of a range that have a file or memfd behind them. Where the kernel cannot be asked (no
+// /proc, memory of a test's fake back end), all counts as anonymous.
+std::vector<ByteRange> file_parts_of(ByteRange range) {
+  std::vector<ByteRange> parts;
+  auto query = MappingQuery::open();
+  if (!query) return parts;
+  const auto mapped = query->parts_of(range);
+  if (!mapped) return parts;
+  for (const MappedPart& part : *mapped) {
+    if (part.is_file || part.is_shared) parts.push_back(part.range);
+  }
+  return parts;
+}
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -102,6 +118,41 @@ struct Tracker::Impl {
       }
       stats.pages_purged += pages.count;
     });
+    // Their pages are what the file holds, not zeros: to be read.
+    for_each_file_part(range, [&](ByteRange part) { mark_pending(part); });
+  }
+
+  template <typename Apply>
+  void for_each_file_part(ByteRange range, Apply&& apply) {
+    for (const auto& watched : watches) {
+      if (!watched) continue;
+      for (const ByteRange& part : watched->not_anonymous) {
+        const ByteRange inside = part.intersect(range.page_cover());
+        if (!inside.empty()) apply(inside);
+      }
+    }
+  }
+
+  // Prefilling what has a file behind it would hide what the file holds.
+  template <typename Apply>
+  void for_each_anonymous_part(ByteRange range, Apply&& apply) {
+    for (const auto& watched : watches) {
+      if (!watched) continue;
+      ByteRange rest = range.page_cover().intersect(watched->range);
+      for (const ByteRange& file_part : watched->not_anonymous) {
+        const ByteRange inside = file_part.intersect(rest);
+        if (inside.empty()) continue;
+        if (inside.begin > rest.begin) apply(ByteRange{rest.begin, inside.begin - rest.begin});
+        rest = {inside.end(), rest.end() - inside.end()};
+      }
+      if (!rest.empty()) apply(rest);
+    }
+  }
+
+  bool is_anonymous(ByteRange range) {
+    bool anonymous = true;
+    for_each_file_part(range, [&](ByteRange) { anonymous = false; });
+    return anonymous;
   }
 
   // Asks the back end. An error means that bits may have been consumed: all counts as written.
@@ -203,7 +254,7 @@ Result<WatchId> Tracker::watch(ByteRange range) {
   auto hot = HotPages::create(range, impl_->hot_pages);
   if (!hot) return propagate(hot);
   const std::size_t page_count = range.size / page_size();
-  WatchedRange watched{{}, range, {}, PageBits(page_count), std::move(*hot)};
+  WatchedRange watched{{}, range, {}, PageBits(page_count), file_parts_of(range), std::move(*hot)};
   for (std::size_t i = 0; i < kMaxConsumers; ++i) {
     if (impl_->consumers.at(i)) watched.epochs.at(i).emplace(page_count);
   }
@@ -359,6 +410,12 @@ void Tracker::mark_always_dirty(ByteRange range) {
 
 Result<void> Tracker::purge(ByteRange range) {
   const RankedLock lock(impl_->mutex);
+  if (!impl_->is_anonymous(range)) {
+    return failure(ErrorCode::unsupported,
+                   "cannot purge memory that has a file or memfd behind it: what the file holds "
+                   "would come back. Clear it with memset(), or map anonymous memory over it and "
+                   "watch that.");
+  }
   if (const int r = sys::advise(range, MADV_DONTNEED); r < 0) {
     return system_failure("purge memory (MADV_DONTNEED)", -r,
                           "Memory locked with mlock() cannot be purged; unlock it.");
@@ -376,7 +433,11 @@ Result<void> Tracker::prefill(ByteRange range, Prefill policy) {
   const RankedLock lock(impl_->mutex);
   // A child that allocates on in a forked heap must not prefill the parent's memory.
   if (impl_->forked()) return {};
-  return impl_->backend.prefill(range, policy);
+  Result<void> result;
+  impl_->for_each_anonymous_part(range, [&](ByteRange part) {
+    if (result) result = impl_->backend.prefill(part, policy);
+  });
+  return result;
 }
 
 TrackerStats Tracker::stats() const {

@@ -126,13 +126,15 @@ class PAGETIDE_API Tracker {
   // Every collect from now on reports these pages.
   void mark_always_dirty(ByteRange range);
 
-  // MADV_DONTNEED and the log entry as one step. Fails where the memory is locked (mlock).
+  // MADV_DONTNEED and the log entry as one step. Errors: system_failure where the memory is locked
+  // (mlock); unsupported where a file or memfd lies behind it, whose content would come back.
   Result<void> purge(ByteRange range);
   // For memory that the caller purged himself: call it after the purge, before the pages are used
   // again. A collect between the two does not know of the purge yet; the next one does.
   void note_purged(ByteRange range);
 
-  // Prepares untouched pages of watched memory and arms them; pages in use stay as they are.
+  // Prepares untouched pages of watched anonymous memory and arms them; pages in use, and memory
+  // with a file or memfd behind it, stay as they are.
   Result<void> prefill(ByteRange range, Prefill policy);
 
   TrackerStats stats() const;

@@ -36,6 +36,12 @@ class Mapping {
     return Mapping(range);
   }
 
+  // Pages of a file from its beginning; `flags` is MAP_SHARED or MAP_PRIVATE.
+  static Mapping of_file(int fd, std::size_t pages, int flags) {
+    const std::size_t size = pages * page_size();
+    return Mapping(check(::mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0), size));
+  }
+
   ByteRange range() const { return range_; }
   std::size_t pages() const { return range_.size / page_size(); }
   char* page(std::size_t i) const {
@@ -52,7 +58,10 @@ class Mapping {
   explicit Mapping(ByteRange range) : range_(range) {}
 
   static ByteRange map(std::size_t size, int protection) {
-    void* p = ::mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    return check(::mmap(nullptr, size, protection, kFlags, -1, 0), size);
+  }
+  static ByteRange check(void* p, std::size_t size) {
     if (p == MAP_FAILED) {
       std::perror("mmap");
       std::abort();

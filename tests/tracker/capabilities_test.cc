@@ -9,6 +9,7 @@
 
 #include "pagetide/tracker/disabled_features.h"
 #include "pagetide/tracker/tracker.h"
+#include "tests/support/environment.h"
 #include "tests/support/mapping.h"
 #include "tests/support/must.h"
 #include "tests/support/skip.h"
@@ -17,15 +18,6 @@ namespace pagetide {
 namespace {
 
 using ::testing::HasSubstr;
-
-// Sets PAGETIDE_DISABLE for the life of the object.
-class Disabled {
- public:
-  explicit Disabled(const char* features) { ::setenv("PAGETIDE_DISABLE", features, 1); }
-  Disabled(const Disabled&) = delete;
-  Disabled& operator=(const Disabled&) = delete;
-  ~Disabled() { ::unsetenv("PAGETIDE_DISABLE"); }
-};
 
 constexpr std::string_view kDisabledMessage =
     "cannot open userfaultfd: switched off by PAGETIDE_DISABLE. The compare back end works without "

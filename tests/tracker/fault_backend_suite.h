@@ -27,8 +27,10 @@
 #include "pagetide/tracker/dirty_backend.h"
 #include "tests/support/child_process.h"
 #include "tests/support/mapping.h"
+#include "tests/support/environment.h"
 #include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
+#include "tests/support/page_sets.h"
 #include "tests/support/random_source.h"
 #include "tests/support/skip.h"
 
@@ -37,39 +39,11 @@
 
 namespace pagetide {
 
-using Pages = std::set<std::size_t>;
-
-inline Pages pages_of(const DirtyBitmap& bitmap) {
-  Pages pages;
-  bitmap.for_each_run([&](PageRange run) {
-    for (std::size_t page = run.first; page < run.end(); ++page) pages.insert(page);
-  });
-  return pages;
-}
-
-inline Pages all_pages(std::size_t count) {
-  Pages pages;
-  for (std::size_t page = 0; page < count; ++page) pages.insert(page);
-  return pages;
-}
-
-// How long a race is looked for.
+// How long a race is looked for; race_stress_test.cc looks longer.
 inline std::chrono::milliseconds race_time() {
-  return std::getenv("PAGETIDE_SOAK") != nullptr ? std::chrono::seconds(30)
-                                                 : std::chrono::seconds(2);
+  return std::getenv("PAGETIDE_SOAK") != nullptr ? std::chrono::milliseconds(10'000)
+                                                 : std::chrono::milliseconds(500);
 }
-
-// Sets an environment variable while it lives.
-class Environment {
- public:
-  Environment(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-  ~Environment() { ::unsetenv(name_); }
-
- private:
-  const char* name_;
-};
 
 // Memory that a back end of its own watches.
 template <typename B>

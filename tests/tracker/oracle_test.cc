@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,21 +34,26 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A reservation that grows from its start, as a region does, tracked by any tracker, with a copy
-// of its pages as they were at their last take.
+// A reservation that grows from its start, as a region does, tracked by any tracker. Each of its
+// consumers has a copy of the pages as they were at its last take.
 class TrackedMemory {
  public:
   static constexpr std::size_t kPages = 256;
 
-  explicit TrackedMemory(Tracker tracker)
+  explicit TrackedMemory(Tracker tracker, std::size_t consumers = 1)
       : mapping_(kPages, PROT_NONE),
         tracker_(std::move(tracker)),
-        watch_(must(tracker_.watch(mapping_.range()))),
-        shadow_(kPages * page_size(), 0) {}
+        watch_(must(tracker_.watch(mapping_.range()))) {
+    for (std::size_t i = 0; i < consumers; ++i) {
+      const ConsumerId id = i == 0 ? ConsumerId{} : must(tracker_.add_consumer());
+      consumers_.push_back({id, std::vector<char>(kPages * page_size(), 0)});
+    }
+  }
 
   Tracker& tracker() { return tracker_; }
   const Mapping& mapping() const { return mapping_; }
   std::size_t committed() const { return committed_; }
+  std::size_t consumers() const { return consumers_.size(); }
   ByteRange pages(std::size_t first, std::size_t count) const {
     return mapping_.pages(first, count);
   }
@@ -59,52 +66,85 @@ class TrackedMemory {
     committed_ += count;
   }
 
-  // Takes the pages of one part and checks the answer; "" when nothing was missed.
-  std::string take_and_check(PageRange part) {
+  // A consumer takes the pages of one part; checks the answer, and tells the tracker what had not
+  // changed, as one that hashes does. "" when nothing was missed.
+  std::string take_and_check(PageRange part, std::size_t consumer = 0) {
     const ByteRange bytes = part.bytes_from(mapping_.range().begin);
-    const auto taken = tracker_.collect(watch_, {&bytes, 1}, CollectMode::take);
+    const ConsumerId id = consumers_.at(consumer).id;
+    const auto taken = tracker_.collect(watch_, {&bytes, 1}, CollectMode::take, id);
     if (!taken) return taken.error().message();
     if (taken->poisoned) return "poisoned: " + taken->cause;
+    DirtyBitmap unchanged(kPages);
+    std::vector<char>& shadow = consumers_.at(consumer).shadow;
     for (std::size_t page = part.first; page < part.end(); ++page) {
       const bool written = taken->written.test(page);
       const bool zeroed = taken->zeroed.test(page);
+      char* const copy = shadow.data() + page * page_size();
+      const bool differs = std::memcmp(copy, mapping_.page(page), page_size()) != 0;
       if (written && zeroed) return "page " + std::to_string(page) + " is both written and zeroed";
       if (zeroed && !is_all_zero(mapping_.page(page), page_size())) {
         return "page " + std::to_string(page) + " is called zero and is not";
       }
-      if (!written && !zeroed && differs(page)) return "missed page " + std::to_string(page);
+      if (!written && !zeroed && differs) return "missed page " + std::to_string(page);
+      if (written && !differs) unchanged.set(page);
       reported_ += written || zeroed ? 1U : 0U;
-      changed_ += differs(page) ? 1U : 0U;
-      std::memcpy(shadow_of(page), mapping_.page(page), page_size());
+      changed_ += differs ? 1U : 0U;
+      std::memcpy(copy, mapping_.page(page), page_size());
     }
+    tracker_.report_unchanged(watch_, unchanged);
     return {};
   }
-  std::string take_and_check() { return take_and_check({0, committed_}); }
+  // Every consumer takes all.
+  std::string take_and_check() {
+    std::string wrong;
+    for (std::size_t i = 0; i < consumers_.size() && wrong.empty(); ++i) {
+      wrong = take_and_check({0, committed_}, i);
+    }
+    return wrong;
+  }
 
   // Pages that takes named, and those among all pages taken whose content had changed.
   std::size_t reported() const { return reported_; }
   std::size_t changed() const { return changed_; }
 
  private:
-  char* shadow_of(std::size_t page) { return shadow_.data() + page * page_size(); }
-  bool differs(std::size_t page) {
-    return std::memcmp(shadow_of(page), mapping_.page(page), page_size()) != 0;
-  }
+  struct Consumer {
+    ConsumerId id;
+    std::vector<char> shadow;
+  };
 
   Mapping mapping_;
   Tracker tracker_;
   WatchId watch_;
-  std::vector<char> shadow_;
+  std::vector<Consumer> consumers_;
   std::size_t committed_ = 0;
   std::size_t reported_ = 0;
   std::size_t changed_ = 0;
 };
 
+// What the memory of a case may be used for.
+struct Case {
+  const char* name;
+  TrackerOptions options;
+  bool kernel_writes = true;          // by system calls
+  bool changes_of_protection = true;  // by mprotect(2)
+  std::size_t consumers = 1;
+
+  Tracker tracker() const { return must(Tracker::create(options)); }
+};
+// For messages of GoogleTest.
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << one.name;
+}
+
 // One random act on the memory, as programs and allocators do them.
 class RandomActs {
  public:
-  RandomActs(TrackedMemory& memory, RandomSource& random)
-      : memory_(memory), random_(random), entropy_(::open("/dev/urandom", O_RDONLY | O_CLOEXEC)) {}
+  RandomActs(TrackedMemory& memory, RandomSource& random, const Case& allowed)
+      : memory_(memory),
+        random_(random),
+        allowed_(allowed),
+        entropy_(::open("/dev/urandom", O_RDONLY | O_CLOEXEC)) {}
 
   void act() {
     if (memory_.committed() == 0) return memory_.grow(8);
@@ -116,7 +156,7 @@ class RandomActs {
       case 2:
         return purge_and_prefill();
       case 3:
-        return must(memory_.tracker().prefill(run(), Prefill::zero_page));
+        return must(memory_.tracker().prefill(run(), policy()));
       case 4:
         return fork_a_writer();
       case 5:
@@ -154,9 +194,15 @@ class RandomActs {
   void purge_and_prefill() {
     const ByteRange pages = run();
     must(memory_.tracker().purge(pages));
-    must(memory_.tracker().prefill(pages, Prefill::zero_page));
+    must(memory_.tracker().prefill(pages, policy()));
+  }
+  Prefill policy() {
+    constexpr std::array<Prefill, 4> kPolicies = {Prefill::automatic, Prefill::zero_page,
+                                                  Prefill::marker, Prefill::none};
+    return kPolicies.at(random_.below(kPolicies.size()));
   }
   void write_by_kernel() {
+    if (!allowed_.kernel_writes) return write();
     const ByteRange bytes = some_bytes();
     ASSERT_GT(::read(entropy_.get(), bytes.data(), bytes.size), 0);
   }
@@ -171,6 +217,7 @@ class RandomActs {
               "");
   }
   void forbid_and_allow() {
+    if (!allowed_.changes_of_protection) return;
     const ByteRange pages = run();
     ASSERT_EQ(::mprotect(pages.data(), pages.size, PROT_NONE), 0);
     ASSERT_EQ(::mprotect(pages.data(), pages.size, PROT_READ | PROT_WRITE), 0);
@@ -179,12 +226,14 @@ class RandomActs {
 
   TrackedMemory& memory_;
   RandomSource& random_;
+  const Case& allowed_;
   UniqueFd entropy_;
 };
 
 // Random acts with takes in between; the first thing that was wrong, or "".
-std::string check_random_use(TrackedMemory& memory, RandomSource& random, std::size_t rounds) {
-  RandomActs acts(memory, random);
+std::string check_random_use(TrackedMemory& memory, RandomSource& random, std::size_t rounds,
+                             const Case& allowed = {"any", {}}) {
+  RandomActs acts(memory, random, allowed);
   for (std::size_t round = 0; round < rounds; ++round) {
     for (std::size_t i = random.below(30); i > 0; --i) acts.act();
     if (memory.committed() == 0) continue;
@@ -193,31 +242,62 @@ std::string check_random_use(TrackedMemory& memory, RandomSource& random, std::s
       part.first = random.below(memory.committed());
       part.count = random.between(1, memory.committed() - part.first);
     }
-    if (std::string wrong = memory.take_and_check(part); !wrong.empty()) return wrong;
+    const std::size_t consumer = random.below(memory.consumers());
+    if (std::string wrong = memory.take_and_check(part, consumer); !wrong.empty()) return wrong;
   }
   return memory.take_and_check();
 }
 
-class OracleTest : public testing::TestWithParam<BackendKind> {
+// Few takes between two that arm everything, and blocks that are left unarmed at once.
+constexpr HotPageOptions kHot{.enabled = true, .relearn_takes = 5};
+
+const Case kCases[] = {
+    {"automatic", {}},
+    {"automatic_hot", {.hot_pages = kHot}},
+    {"automatic_three_consumers", {}, true, true, 3},
+    {"automatic_hot_three_consumers", {.hot_pages = kHot}, true, true, 3},
+    {"uffd_sync", {BackendKind::uffd_sync}},
+    {"uffd_sync_hot_two_consumers",
+     {.backend = BackendKind::uffd_sync, .hot_pages = kHot},
+     true,
+     true,
+     2},
+    {"uffd_sigbus", {BackendKind::uffd_sigbus}, false},
+    {"uffd_sigbus_hot_two_consumers",
+     {.backend = BackendKind::uffd_sigbus, .hot_pages = kHot},
+     false,
+     true,
+     2},
+    {"soft_dirty", {BackendKind::soft_dirty}},
+    {"mprotect", {BackendKind::write_protect}, false, false},
+    {"mprotect_hot_two_consumers",
+     {.backend = BackendKind::write_protect, .hot_pages = kHot},
+     false,
+     false,
+     2},
+    {"compare", {BackendKind::compare}},
+    {"compare_three_consumers", {BackendKind::compare}, true, true, 3},
+};
+
+class OracleTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (auto tracker = Tracker::create({GetParam()}); !tracker) {
+    if (auto tracker = Tracker::create(GetParam().options); !tracker) {
       PAGETIDE_SKIP(tracker.error().message().c_str());
     }
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(every_back_end, OracleTest,
-                         testing::Values(BackendKind::automatic, BackendKind::compare),
-                         [](const auto& kind) { return std::string(to_string(kind.param)); });
+INSTANTIATE_TEST_SUITE_P(every_back_end, OracleTest, testing::ValuesIn(kCases),
+                         [](const auto& one) { return std::string(one.param.name); });
 
 TEST_P(OracleTest, nothing_is_missed_in_random_use) {
   RandomSource random;
   std::size_t reported = 0;
   std::size_t changed = 0;
   for (std::size_t run = 0; run < scaled(12); ++run) {
-    TrackedMemory memory(must(Tracker::create({GetParam()})));
-    ASSERT_EQ(check_random_use(memory, random, 60), "");
+    TrackedMemory memory(GetParam().tracker(), GetParam().consumers);
+    ASSERT_EQ(check_random_use(memory, random, 60, GetParam()), "");
     reported += memory.reported();
     changed += memory.changed();
   }
@@ -229,7 +309,7 @@ TEST_P(OracleTest, nothing_is_missed_in_random_use) {
 TEST_P(OracleTest, nothing_is_missed_of_writers_that_are_held_at_each_take) {
   RandomSource random;
   constexpr std::size_t kThreads = 4;
-  TrackedMemory memory(must(Tracker::create({GetParam()})));
+  TrackedMemory memory(GetParam().tracker());
   memory.grow(TrackedMemory::kPages);
   std::array<std::mutex, kThreads> gates;
   std::array<std::atomic<std::size_t>, kThreads> acts{};
@@ -278,7 +358,7 @@ TEST_P(OracleTest, nothing_is_missed_of_writers_that_are_held_at_each_take) {
 
 TEST_P(OracleTest, nothing_is_missed_of_threads_that_come_and_go) {
   RandomSource random;
-  TrackedMemory memory(must(Tracker::create({GetParam()})));
+  TrackedMemory memory(GetParam().tracker());
   memory.grow(TrackedMemory::kPages);
   for (std::size_t round = 0; round < scaled(40); ++round) {
     std::vector<std::thread> writers;

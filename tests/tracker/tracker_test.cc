@@ -15,9 +15,11 @@
 
 #include "pagetide/tracker/any_backend.h"
 #include "tests/support/child_process.h"
+#include "tests/support/fake_backend.h"
 #include "tests/support/mapping.h"
 #include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
+#include "tests/support/page_sets.h"
 #include "tests/support/random_source.h"
 
 namespace pagetide {
@@ -61,57 +63,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-using Pages = std::set<std::size_t>;
-
-Pages pages_of(const DirtyBitmap& bitmap) {
-  Pages pages;
-  bitmap.for_each_run([&](PageRange run) {
-    for (std::size_t page = run.first; page < run.end(); ++page) pages.insert(page);
-  });
-  return pages;
-}
-
-// What a FakeBackend does and what was asked of it. Outlives the tracker.
-struct FakeKernel {
-  std::set<std::uintptr_t> written;  // addresses of pages
-  std::vector<ByteRange> watched;
-  std::vector<ByteRange> unwatched;
-  std::vector<ByteRange> prefilled;
-  std::vector<ByteRange> collected;
-  bool watch_fails = false;
-  bool collect_fails = false;  // after the written pages were consumed, as the kernel does it
-};
-
-class FakeBackend {
- public:
-  explicit FakeBackend(FakeKernel& kernel) : kernel_(&kernel) {}
-
-  BackendKind kind() const { return BackendKind::compare; }
-  Result<void> watch(ByteRange range) {
-    if (kernel_->watch_fails) return failure(ErrorCode::unsupported, "no watching here.");
-    kernel_->watched.push_back(range);
-    return {};
-  }
-  void unwatch(ByteRange range) { kernel_->unwatched.push_back(range); }
-  Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written) {
-    kernel_->collected.push_back(part);
-    for (std::uintptr_t at = part.begin; at < part.end(); at += page_size()) {
-      if (!kernel_->written.contains(at)) continue;
-      written.set((at - whole.begin) / page_size());
-      if (mode == CollectMode::take) kernel_->written.erase(at);
-    }
-    if (kernel_->collect_fails) return failure(ErrorCode::system_failure, "the scan broke.");
-    return {};
-  }
-  Result<void> prefill(ByteRange range, Prefill) {
-    kernel_->prefilled.push_back(range);
-    return {};
-  }
-
- private:
-  FakeKernel* kernel_;
-};
 
 // A watched range of kPages pages that need not be mapped, and one behind it with a gap.
 class TrackerTest : public testing::Test {

@@ -23,11 +23,13 @@
 #include "pagetide/tracker/capabilities.h"
 #include "pagetide/tracker/tracker.h"
 #include "tests/support/child_process.h"
+#include "tests/support/file_of_text.h"
 #include "tests/support/mapping.h"
 #include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tests/support/skip.h"
+#include "tests/support/watched_memory.h"
 
 namespace pagetide {
 namespace {
@@ -35,68 +37,14 @@ namespace {
 using namespace literals;
 using ::testing::HasSubstr;
 
-using Pages = std::set<std::size_t>;
-
-Pages pages_of(const DirtyBitmap& bitmap) {
-  Pages pages;
-  bitmap.for_each_run([&](PageRange run) {
-    for (std::size_t page = run.first; page < run.end(); ++page) pages.insert(page);
-  });
-  return pages;
-}
-
-Pages all_pages(std::size_t count) {
-  Pages pages;
-  for (std::size_t page = 0; page < count; ++page) pages.insert(page);
-  return pages;
-}
-
-// Memory that a tracker of its own watches on the real kernel.
-class Watched {
- public:
-  explicit Watched(Mapping mapping)
-      : mapping_(std::move(mapping)),
-        tracker_(must(Tracker::create({BackendKind::uffd_async}))),
-        watch_(must(tracker_.watch(mapping_.range()))) {}
-
-  const Mapping& memory() const { return mapping_; }
-  Tracker& tracker() { return tracker_; }
-  WatchId watch() const { return watch_; }
-
-  Collected collect(CollectMode mode) {
-    Collected collected = must(tracker_.collect(watch_, mode));
-    EXPECT_FALSE(collected.poisoned) << collected.cause;
-    return collected;
-  }
-  Pages take() { return pages_of(collect(CollectMode::take).written); }
-  // Every page populated, written and armed.
-  void arm() {
-    mapping_.fill(1);
-    EXPECT_EQ(take(), all_pages(mapping_.pages()));
-  }
-
- private:
-  Mapping mapping_;
-  Tracker tracker_;
-  WatchId watch_;
-};
-
-class UffdAsyncTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (auto r = check_backend(BackendKind::uffd_async); !r)
-      PAGETIDE_SKIP(r.error().message().c_str());
-  }
-};
-
 TEST_F(UffdAsyncTest, pages_nobody_touched_are_not_reported) {
-  Watched watched(Mapping(64));
+  WatchedMemory watched(Mapping(64));
   EXPECT_EQ(watched.take(), Pages());
   EXPECT_EQ(watched.take(), Pages());
 }
 
 TEST_F(UffdAsyncTest, a_write_is_reported_once) {
-  Watched watched(Mapping(64));
+  WatchedMemory watched(Mapping(64));
   watched.memory().write(7, 1);
   EXPECT_EQ(watched.take(), (Pages{7}));
   EXPECT_EQ(watched.take(), Pages());
@@ -108,12 +56,12 @@ TEST_F(UffdAsyncTest, a_write_is_reported_once) {
 TEST_F(UffdAsyncTest, what_was_populated_before_watching_is_reported_first) {
   Mapping mapping(8);
   mapping.write(3, 1);
-  Watched watched(std::move(mapping));
+  WatchedMemory watched(std::move(mapping));
   EXPECT_EQ(watched.take(), (Pages{3}));
 }
 
 TEST_F(UffdAsyncTest, a_peek_arms_nothing) {
-  Watched watched(Mapping(8));
+  WatchedMemory watched(Mapping(8));
   watched.memory().write(3, 1);
   EXPECT_EQ(pages_of(watched.collect(CollectMode::peek).written), (Pages{3}));
   EXPECT_EQ(pages_of(watched.collect(CollectMode::peek).written), (Pages{3}));
@@ -121,7 +69,7 @@ TEST_F(UffdAsyncTest, a_peek_arms_nothing) {
 }
 
 TEST_F(UffdAsyncTest, a_page_that_was_only_read_is_quiet_after_one_take_and_its_first_write_seen) {
-  Watched watched(Mapping(8));
+  WatchedMemory watched(Mapping(8));
   EXPECT_EQ(*static_cast<volatile char*>(watched.memory().page(2)), 0);
   const Pages first = watched.take();
   EXPECT_TRUE(first.empty() || first == Pages{2});
@@ -134,7 +82,7 @@ TEST_F(UffdAsyncTest, a_page_that_was_only_read_is_quiet_after_one_take_and_its_
 TEST_F(UffdAsyncTest, prefilled_pages_are_quiet_when_read_and_exact_when_written) {
   // More than two steps of the prefill.
   constexpr std::size_t kPages = 1100;
-  Watched watched{Mapping(kPages)};
+  WatchedMemory watched{Mapping(kPages)};
   must(watched.tracker().prefill(watched.memory().range(), Prefill::zero_page));
   EXPECT_EQ(watched.take(), Pages());
   for (std::size_t page = 0; page < kPages; ++page) {
@@ -146,7 +94,7 @@ TEST_F(UffdAsyncTest, prefilled_pages_are_quiet_when_read_and_exact_when_written
 }
 
 TEST_F(UffdAsyncTest, prefill_keeps_content_and_dirt_of_pages_in_use) {
-  Watched watched(Mapping(32));
+  WatchedMemory watched(Mapping(32));
   watched.memory().write(0, 42);
   watched.memory().write(5, 42);
   watched.memory().write(6, 42);
@@ -164,7 +112,7 @@ TEST_F(UffdAsyncTest, prefill_keeps_content_and_dirt_of_pages_in_use) {
 }
 
 TEST_F(UffdAsyncTest, prefill_again_after_a_purge_arms_again) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   must(watched.tracker().purge(watched.memory().pages(4, 4)));
   must(watched.tracker().prefill(watched.memory().pages(4, 4), Prefill::zero_page));
@@ -175,136 +123,10 @@ TEST_F(UffdAsyncTest, prefill_again_after_a_purge_arms_again) {
   EXPECT_EQ(watched.take(), (Pages{6}));
 }
 
-// --- the kernel as the writer ---
-
-constexpr std::size_t kBytes = 100;
-
-// Each writes kBytes bytes of 'k' at the address by some system call; false where it did not.
-struct KernelWriter {
-  const char* name;
-  std::function<bool(char* target)> write;
-};
-
-// For messages of GoogleTest.
-void PrintTo(const KernelWriter& writer, std::ostream* out) {
-  *out << writer.name;
-}
-
-bool through_socket(const std::function<ssize_t(int, char*)>& receive, char* target) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) return false;
-  const UniqueFd near_end(ends[0]);
-  const UniqueFd far_end(ends[1]);
-  const std::string text(kBytes, 'k');
-  if (::write(far_end.get(), text.data(), kBytes) != ssize_t{kBytes}) return false;
-  return receive(near_end.get(), target) == ssize_t{kBytes};
-}
-
-// A file with two pages of 'k' on the disk that holds the build.
-class FileOfText {
- public:
-  FileOfText() : path_(std::string(PAGETIDE_BINARY_DIR) + "/pagetide-test-XXXXXX") {
-    const UniqueFd fd(::mkstemp(path_.data()));
-    const std::string text(2 * page_size(), 'k');
-    EXPECT_EQ(::write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-    EXPECT_EQ(::fsync(fd.get()), 0);
-  }
-  FileOfText(const FileOfText&) = delete;
-  FileOfText& operator=(const FileOfText&) = delete;
-  ~FileOfText() { ::unlink(path_.c_str()); }
-  UniqueFd open(int flags) const { return UniqueFd(::open(path_.c_str(), flags | O_CLOEXEC)); }
-
- private:
-  std::string path_;
-};
-
-const KernelWriter kKernelWriters[] = {
-    {"read",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::read(fd, t, kBytes); }, target);
-     }},
-    {"recv",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::recv(fd, t, kBytes, 0); }, target);
-     }},
-    {"readv",
-     [](char* target) {
-       return through_socket(
-           [](int fd, char* t) {
-             const iovec parts[] = {{t, 30}, {t + 30, kBytes - 30}};
-             return ::readv(fd, parts, 2);
-           },
-           target);
-     }},
-    {"pread",
-     [](char* target) {
-       const FileOfText file;
-       return ::pread(file.open(O_RDONLY).get(), target, kBytes, 5) == ssize_t{kBytes};
-     }},
-    {"process_vm_writev",
-     [](char* target) {
-       std::string text(kBytes, 'k');
-       const iovec local{text.data(), kBytes};
-       const iovec remote{target, kBytes};
-       return ::process_vm_writev(::getpid(), &local, 1, &remote, 1, 0) == ssize_t{kBytes};
-     }},
-    {"proc_self_mem",
-     [](char* target) {
-       const std::string text(kBytes, 'k');
-       const UniqueFd memory(::open("/proc/self/mem", O_RDWR | O_CLOEXEC));
-       return ::pwrite(memory.get(), text.data(), kBytes,
-                       static_cast<off_t>(reinterpret_cast<std::uintptr_t>(target))) ==
-              ssize_t{kBytes};
-     }},
-};
-
-class KernelWriterTest : public UffdAsyncTest, public testing::WithParamInterface<KernelWriter> {};
-
-INSTANTIATE_TEST_SUITE_P(by, KernelWriterTest, testing::ValuesIn(kKernelWriters),
-                         [](const auto& writer) { return std::string(writer.param.name); });
-
-TEST_P(KernelWriterTest, what_the_kernel_writes_into_armed_pages_arrives_and_is_reported) {
-  Watched watched(Mapping(16));
-  watched.arm();
-  // Across a border of pages.
-  char* const target = watched.memory().page(4) - 40;
-  ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-  EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
-  EXPECT_EQ(watched.take(), (Pages{3, 4}));
-  EXPECT_EQ(watched.take(), Pages());
-}
-
-TEST_P(KernelWriterTest, what_the_kernel_writes_into_prefilled_pages_arrives_and_is_reported) {
-  Watched watched(Mapping(16));
-  must(watched.tracker().prefill(watched.memory().range(), Prefill::zero_page));
-  char* const target = watched.memory().page(4) - 40;
-  ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-  EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
-  EXPECT_EQ(watched.take(), (Pages{3, 4}));
-}
-
-TEST_P(KernelWriterTest, what_the_kernel_writes_into_untouched_pages_is_reported) {
-  Watched watched(Mapping(16));
-  ASSERT_TRUE(GetParam().write(watched.memory().page(4) - 40)) << std::strerror(errno);
-  EXPECT_EQ(watched.take(), (Pages{3, 4}));
-}
-
-TEST_F(UffdAsyncTest, direct_reads_into_armed_pages_are_reported) {
-  const FileOfText file;
-  const UniqueFd direct = file.open(O_RDONLY | O_DIRECT);
-  if (!direct.valid()) PAGETIDE_SKIP("the file system of the build directory has no O_DIRECT");
-  Watched watched(Mapping(16));
-  watched.arm();
-  ASSERT_EQ(::pread(direct.get(), watched.memory().page(6), 2 * page_size(), 0),
-            static_cast<ssize_t>(2 * page_size()));
-  EXPECT_EQ(*watched.memory().page(6), 'k');
-  EXPECT_EQ(watched.take(), (Pages{6, 7}));
-}
-
 // --- changes of the mapping ---
 
 TEST_F(UffdAsyncTest, protection_none_and_back_keeps_what_is_armed_and_what_is_written) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   watched.memory().write(3, 2);
   const ByteRange range = watched.memory().range();
@@ -316,7 +138,7 @@ TEST_F(UffdAsyncTest, protection_none_and_back_keeps_what_is_armed_and_what_is_w
 }
 
 TEST_F(UffdAsyncTest, memory_can_be_collected_and_armed_while_it_is_inaccessible) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   watched.memory().write(3, 2);
   const ByteRange half = watched.memory().pages(0, 8);
@@ -328,7 +150,7 @@ TEST_F(UffdAsyncTest, memory_can_be_collected_and_armed_while_it_is_inaccessible
 }
 
 TEST_F(UffdAsyncTest, a_reservation_that_grows_by_protection_is_tracked) {
-  Watched watched(Mapping(64, PROT_NONE));
+  WatchedMemory watched(Mapping(64, PROT_NONE));
   EXPECT_EQ(watched.take(), Pages());
   for (std::size_t step = 0; step < 8; ++step) {
     const ByteRange grown = watched.memory().pages(step * 8, 8);
@@ -340,7 +162,7 @@ TEST_F(UffdAsyncTest, a_reservation_that_grows_by_protection_is_tracked) {
 }
 
 TEST_F(UffdAsyncTest, a_lost_registration_poisons_and_is_not_silent) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   watched.memory().write(1, 2);
   const ByteRange lost = watched.memory().pages(8, 2);
@@ -366,7 +188,7 @@ TEST_F(UffdAsyncTest, a_lost_registration_poisons_and_is_not_silent) {
 }
 
 TEST_F(UffdAsyncTest, a_purge_is_logged_and_the_next_write_seen) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   must(watched.tracker().purge(watched.memory().pages(2, 4)));
   watched.memory().write(3, 2);
@@ -381,7 +203,7 @@ TEST_F(UffdAsyncTest, huge_pages_are_seen_and_split_into_small_ones) {
   const std::size_t huge = 2_MiB;
   Mapping mapping = Mapping::aligned(2 * huge / page_size(), huge);
   (void)::madvise(mapping.page(0), 2 * huge, MADV_HUGEPAGE);  // works without huge pages as well
-  Watched watched(std::move(mapping));
+  WatchedMemory watched(std::move(mapping));
   watched.memory().write(0, 1);
   const Pages first = watched.take();
   EXPECT_TRUE(first.contains(0));
@@ -400,7 +222,7 @@ TEST_F(UffdAsyncTest, part_of_a_huge_page_can_be_purged) {
   const std::size_t huge = 2_MiB;
   Mapping mapping = Mapping::aligned(huge / page_size(), huge);
   (void)::madvise(mapping.page(0), huge, MADV_HUGEPAGE);
-  Watched watched(std::move(mapping));
+  WatchedMemory watched(std::move(mapping));
   watched.arm();
   must(watched.tracker().purge(watched.memory().pages(100, 2)));
   const Collected collected = watched.collect(CollectMode::take);
@@ -413,7 +235,7 @@ TEST_F(UffdAsyncTest, part_of_a_huge_page_can_be_purged) {
 
 TEST_F(UffdAsyncTest, a_reservation_of_64_GiB_costs_no_page_tables) {
   const std::size_t pages = 64_GiB / page_size();
-  Watched watched(Mapping(pages, PROT_NONE));
+  WatchedMemory watched(Mapping(pages, PROT_NONE));
   const std::size_t before = status_kib("VmPTE");
   // On both sides of the steps of a scan, and the last page.
   const std::size_t step = PagemapScanner::kMaxScanBytes / page_size();
@@ -436,7 +258,7 @@ TEST_F(UffdAsyncTest, a_reservation_of_64_GiB_costs_no_page_tables) {
 // --- several trackers ---
 
 TEST_F(UffdAsyncTest, memory_that_somebody_else_watches_is_refused) {
-  const Watched watched(Mapping(4));
+  const WatchedMemory watched(Mapping(4));
   Tracker second = must(Tracker::create({BackendKind::uffd_async}));
   const auto r = second.watch(watched.memory().range());
   ASSERT_FALSE(r);
@@ -446,7 +268,7 @@ TEST_F(UffdAsyncTest, memory_that_somebody_else_watches_is_refused) {
 }
 
 TEST_F(UffdAsyncTest, unwatched_memory_can_be_watched_by_another) {
-  Watched watched(Mapping(4));
+  WatchedMemory watched(Mapping(4));
   watched.arm();
   watched.tracker().unwatch(watched.watch());
   Tracker second = must(Tracker::create({BackendKind::uffd_async}));
@@ -469,7 +291,7 @@ TEST_F(UffdAsyncTest, memory_that_is_not_mapped_is_refused) {
 // --- fork ---
 
 TEST_F(UffdAsyncTest, writes_of_a_forked_child_are_not_the_parents) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   watched.memory().write(3, 2);
   EXPECT_EQ(run_in_child([&] {
@@ -483,7 +305,7 @@ TEST_F(UffdAsyncTest, writes_of_a_forked_child_are_not_the_parents) {
 }
 
 TEST_F(UffdAsyncTest, a_parents_writes_to_pages_shared_with_a_child_are_seen) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   std::array<int, 2> ends{};
   ASSERT_EQ(::pipe(ends.data()), 0);
@@ -508,7 +330,7 @@ TEST_F(UffdAsyncTest, a_parents_writes_to_pages_shared_with_a_child_are_seen) {
 }
 
 TEST_F(UffdAsyncTest, a_forked_child_cannot_disturb_its_parent) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   watched.memory().write(3, 2);
   EXPECT_EQ(run_in_child([&]() -> std::string {
@@ -527,7 +349,7 @@ TEST_F(UffdAsyncTest, a_forked_child_cannot_disturb_its_parent) {
 }
 
 TEST_F(UffdAsyncTest, a_forked_child_can_track_with_a_tracker_of_its_own) {
-  Watched watched(Mapping(16));
+  WatchedMemory watched(Mapping(16));
   watched.arm();
   EXPECT_EQ(run_in_child([&]() -> std::string {
               Tracker own = must(Tracker::create({BackendKind::uffd_async}));
@@ -588,53 +410,12 @@ TEST_F(UffdAsyncTest, a_process_that_changed_its_user_without_exec_is_told_the_w
             "prctl(PR_SET_DUMPABLE, 1); /proc must be mounted.");
 }
 
-// --- what cannot be seen, and what helps ---
-
-class Alias {
- public:
-  explicit Alias(std::size_t pages) : size_(pages * page_size()) {
-    const UniqueFd fd(::memfd_create("alias", MFD_CLOEXEC));
-    EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size_)), 0);
-    for (void*& view : views_) {
-      view = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    }
-  }
-  Alias(const Alias&) = delete;
-  Alias& operator=(const Alias&) = delete;
-  ~Alias() {
-    for (void* view : views_) ::munmap(view, size_);
-  }
-  ByteRange view(std::size_t i) const { return ByteRange::of(views_.at(i), size_); }
-  volatile char& byte(std::size_t i, std::size_t page) const {
-    return static_cast<volatile char*>(views_.at(i))[page * page_size()];
-  }
-
- private:
-  std::size_t size_;
-  std::array<void*, 2> views_{};
-};
-
-TEST_F(UffdAsyncTest, writes_through_another_mapping_are_unseen_unless_declared) {
-  const Alias alias(8);
-  Tracker tracker = must(Tracker::create({BackendKind::uffd_async}));
-  const WatchId watch = must(tracker.watch(alias.view(0)));
-  for (std::size_t page = 0; page < 8; ++page) alias.byte(0, page) = 1;
-  EXPECT_EQ(pages_of(must(tracker.collect(watch, CollectMode::take)).written), all_pages(8));
-  alias.byte(0, 2) = 2;
-  alias.byte(1, 5) = 2;
-  // This is the limit that mark_always_dirty() exists for.
-  EXPECT_EQ(pages_of(must(tracker.collect(watch, CollectMode::take)).written), (Pages{2}));
-  tracker.mark_always_dirty(PageRange{5, 1}.bytes_from(alias.view(0).begin));
-  alias.byte(1, 5) = 3;
-  EXPECT_EQ(pages_of(must(tracker.collect(watch, CollectMode::take)).written), (Pages{5}));
-}
-
 // --- exactness ---
 
 TEST_F(UffdAsyncTest, random_writes_to_populated_memory_are_reported_exactly) {
   RandomSource random;
   constexpr std::size_t kPages = 4000;
-  Watched watched{Mapping(kPages)};
+  WatchedMemory watched{Mapping(kPages)};
   watched.arm();
   for (std::size_t round = 0; round < scaled(40); ++round) {
     Pages written;
@@ -653,7 +434,7 @@ TEST_F(UffdAsyncTest, nothing_is_lost_while_writers_run) {
   RandomSource random;
   constexpr std::size_t kPages = 512;
   const std::size_t words = page_size() / sizeof(std::uint64_t);
-  Watched watched{Mapping(kPages)};
+  WatchedMemory watched{Mapping(kPages)};
   const auto word = [&](std::size_t page, std::size_t i) {
     return std::atomic_ref(reinterpret_cast<std::uint64_t*>(watched.memory().page(page))[i]);
   };

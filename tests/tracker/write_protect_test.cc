@@ -24,8 +24,10 @@
 #include "pagetide/tracker/any_backend.h"
 #include "pagetide/tracker/tracker.h"
 #include "tests/support/child_process.h"
+#include "tests/support/environment.h"
 #include "tests/support/mapping.h"
 #include "tests/support/must.h"
+#include "tests/support/page_sets.h"
 #include "tests/support/random_source.h"
 #include "tests/tracker/allocation_guard.h"
 
@@ -67,22 +69,6 @@ namespace pagetide {
 namespace {
 
 using ::testing::HasSubstr;
-using Pages = std::set<std::size_t>;
-
-Pages pages_of(const DirtyBitmap& bitmap) {
-  Pages pages;
-  bitmap.for_each_run([&](PageRange run) {
-    for (std::size_t page = run.first; page < run.end(); ++page) pages.insert(page);
-  });
-  return pages;
-}
-
-Pages all_pages(std::size_t count) {
-  Pages pages;
-  for (std::size_t page = 0; page < count; ++page) pages.insert(page);
-  return pages;
-}
-
 DirtyBitmap collect(WriteProtectBackend& backend, ByteRange whole, ByteRange part,
                     CollectMode mode) {
   DirtyBitmap written(whole.size / page_size());
@@ -119,15 +105,6 @@ class Watched {
  private:
   Mapping mapping_;
   WriteProtectBackend backend_;
-};
-
-// The test's environment in one test.
-class Disabled {
- public:
-  explicit Disabled(const char* features) { ::setenv("PAGETIDE_DISABLE", features, 1); }
-  Disabled(const Disabled&) = delete;
-  Disabled& operator=(const Disabled&) = delete;
-  ~Disabled() { ::unsetenv("PAGETIDE_DISABLE"); }
 };
 
 std::size_t mappings_of_process() {
