@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "pagetide/base/lock_rank.h"
 #include "pagetide/base/syscalls.h"
 
 namespace pagetide {
@@ -137,10 +140,40 @@ struct Region::Impl {
     sys::release_address_range(range);
   }
 
+  // Calls commit(ByteRange) for what of `wanted` is not committed yet, and remembers it.
+  template <typename Commit>
+  int commit_new(ByteRange wanted, Commit&& commit) {
+    const RankedLock lock(commit_mutex);
+    for (std::uintptr_t at = wanted.begin; at < wanted.end();) {
+      // The committed range that reaches farthest back, or the gap before the next one.
+      const auto next = std::find_if(committed.begin(), committed.end(),
+                                     [&](const ByteRange& one) { return one.end() > at; });
+      const bool inside = next != committed.end() && next->begin <= at;
+      const std::uintptr_t end = inside                    ? next->end()
+                                 : next == committed.end() ? wanted.end()
+                                                           : std::min(wanted.end(), next->begin);
+      if (!inside) {
+        const ByteRange gap{at, end - at};
+        if (const int r = commit(gap); r < 0) return r;
+        if (next != committed.begin() && std::prev(next)->end() == at) {
+          std::prev(next)->size += gap.size;
+        } else {
+          committed.insert(next, gap);
+        }
+      }
+      at = end;
+    }
+    return 0;
+  }
+
   ByteRange range;
   Tracker tracker;
   Prefill prefill;
   WatchId watch;
+  // Ascending and apart. What is committed is never committed again: where the tracker itself
+  // works by page protection that would undo it.
+  RankedMutex commit_mutex{LockRank::region, "region"};
+  std::vector<ByteRange> committed;
 };
 
 Region::Region(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -190,8 +223,8 @@ WatchId Region::watch() const {
 }
 
 Result<void> Region::commit(ByteRange range) {
-  if (range.empty()) return {};
-  if (const int r = sys::protect_read_write(range); r < 0) {
+  const int r = impl_->commit_new(range, sys::protect_read_write);
+  if (r < 0) {
     return system_failure(fmt::format("commit {} bytes of a region", range.size), -r,
                           "The machine is out of memory, or vm.overcommit_memory=2 forbids more.");
   }

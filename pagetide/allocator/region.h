@@ -44,7 +44,8 @@ class PAGETIDE_API Region {
   Tracker& tracker() const;
   WatchId watch() const;
 
-  // Makes whole pages readable and writable. They are zero, and count as not written.
+  // Makes whole pages readable and writable. They are zero, and count as not written; those that
+  // are committed already stay as they are.
   Result<void> commit(ByteRange range);
   // Prepares pages for tracking by the region's policy; pages in use are left alone.
   Result<void> prefill(ByteRange range);

@@ -16,6 +16,7 @@ enum class LockRank : std::uint8_t {
   heap_roots = 30,          // root table of an arena
   heap_class = 40,          // one size class of a heap
   heap_spans = 50,          // span supply of a heap
+  region = 60,              // what of a region is committed
   tracker = 70,             // watches and purge log
   soft_dirty_opening = 79,  // makes the process's one soft-dirty reader
   soft_dirty = 80,          // the soft-dirty bits, which a process has once

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
+#include "tests/support/random_source.h"
 #include "tests/support/skip.h"
 #include "tests/support/temporary_directory.h"
 
@@ -185,7 +187,9 @@ class RegionTest : public testing::TestWithParam<BackendKind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(every_back_end, RegionTest,
-                         testing::Values(BackendKind::uffd_async, BackendKind::compare),
+                         testing::Values(BackendKind::uffd_async, BackendKind::uffd_sync,
+                                         BackendKind::uffd_sigbus, BackendKind::write_protect,
+                                         BackendKind::compare),
                          [](const auto& kind) { return std::string(to_string(kind.param)); });
 
 TEST_P(RegionTest, uncommitted_memory_cannot_be_used) {
@@ -212,6 +216,34 @@ TEST_P(RegionTest, committing_again_keeps_what_is_there) {
   must(region().commit(pages_of(region(), 0, 8)));
   must(region().prefill(pages_of(region(), 0, 8)));
   EXPECT_EQ(byte_of(region(), 2), 42);
+}
+
+TEST_P(RegionTest, committing_again_does_not_disturb_tracking) {
+  must(region().commit(pages_of(region(), 0, 8)));
+  for (std::size_t page = 0; page < 8; ++page) byte_of(region(), page) = 1;
+  EXPECT_EQ(collect(region(), CollectMode::take).written.count(), 8U);
+  must(region().commit(pages_of(region(), 0, 16)));
+  byte_of(region(), 3) = 2;
+  byte_of(region(), 12) = 2;
+  const DirtyBitmap written = collect(region(), CollectMode::take).written;
+  EXPECT_TRUE(written.test(3));
+  EXPECT_TRUE(written.test(12));
+}
+
+TEST_P(RegionTest, pieces_in_any_order_commit_what_they_cover) {
+  RandomSource random;
+  std::set<std::size_t> committed;
+  for (int i = 0; i < 6; ++i) {
+    const std::size_t first = random.below(60);
+    const std::size_t count = random.between(1, std::min<std::size_t>(12, 64 - first));
+    must(region().commit(pages_of(region(), first, count)));
+    for (std::size_t page = first; page < first + count; ++page) committed.insert(page);
+    for (const std::size_t page : committed) byte_of(region(), page) = static_cast<char>(i + 1);
+  }
+  for (std::size_t page = 0; page < 64; ++page) {
+    const std::string flags = mapping_flags(pages_of(region(), page, 1).data());
+    EXPECT_EQ(flags.find(" wr ") != std::string::npos, committed.contains(page)) << page;
+  }
 }
 
 TEST_P(RegionTest, committed_memory_counts_as_not_written) {
