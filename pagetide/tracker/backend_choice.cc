@@ -39,33 +39,50 @@ Result<void> probe_async() {
 }
 
 template <typename B>
-Result<AnyBackend> open_as_any() {
-  auto backend = B::open();
+Result<AnyBackend> as_any(Result<B> backend) {
   if (!backend) return propagate(backend);
   return AnyBackend(std::move(*backend));
+}
+
+template <typename B>
+Result<AnyBackend> open_plainly(const BackendSettings&) {
+  return as_any(B::open());
+}
+
+Result<AnyBackend> open_sync(const BackendSettings& settings) {
+  UffdSyncOptions options;
+  options.handler_threads = settings.handler_threads;
+  return as_any(UffdSyncBackend::open(options));
+}
+
+Result<AnyBackend> open_write_protect(const BackendSettings& settings) {
+  WriteProtectOptions options;
+  options.max_extra_mappings = settings.max_extra_mappings;
+  return as_any(WriteProtectBackend::open(options));
 }
 
 struct Way {
   BackendKind kind;
   Result<void> (*probe)();
-  Result<AnyBackend> (*open)();
+  Result<AnyBackend> (*open)(const BackendSettings& settings);
   bool BackendPromises::*needs;  // null: nothing
   std::string_view needs_in_words;
 };
 
 // In order of preference.
 constexpr std::array<Way, 6> kWays = {{
-    {BackendKind::uffd_async, probe_async, open_as_any<UffdAsyncBackend>, nullptr, ""},
-    {BackendKind::uffd_sigbus, UffdSigbusBackend::probe, open_as_any<UffdSigbusBackend>,
+    {BackendKind::uffd_async, probe_async, open_plainly<UffdAsyncBackend>, nullptr, ""},
+    {BackendKind::uffd_sigbus, UffdSigbusBackend::probe, open_plainly<UffdSigbusBackend>,
      &BackendPromises::never_syscall_target,
      "not tried, since system calls may write to the memory"},
-    {BackendKind::uffd_sync, UffdSyncBackend::probe, open_as_any<UffdSyncBackend>, nullptr, ""},
-    {BackendKind::soft_dirty, SoftDirtyBackend::probe, open_as_any<SoftDirtyBackend>,
+    {BackendKind::uffd_sync, UffdSyncBackend::probe, open_sync, nullptr, ""},
+    {BackendKind::soft_dirty, SoftDirtyBackend::probe, open_plainly<SoftDirtyBackend>,
      &BackendPromises::writers_held_in_takes, "not tried, since threads may write during a take"},
-    {BackendKind::write_protect, WriteProtectBackend::probe, open_as_any<WriteProtectBackend>,
+    {BackendKind::write_protect, WriteProtectBackend::probe, open_write_protect,
      &BackendPromises::never_syscall_target,
      "not tried, since system calls may write to the memory"},
-    {BackendKind::compare, [] { return Result<void>(); }, open_as_any<CompareBackend>, nullptr, ""},
+    {BackendKind::compare, [] { return Result<void>(); }, open_plainly<CompareBackend>, nullptr,
+     ""},
 }};
 
 Result<const Way*> find_way(BackendKind kind) {
@@ -132,11 +149,11 @@ BackendChoice choose_backend(const BackendPromises& promises) {
   return {BackendKind::compare, missing};
 }
 
-Result<AnyBackend> open_backend(BackendKind kind) {
+Result<AnyBackend> open_backend(BackendKind kind, const BackendSettings& settings) {
   auto way = find_way(kind);
   if (!way) return propagate(way);
   if (auto usable = check_backend(kind); !usable) return propagate(usable);
-  return (*way)->open();
+  return (*way)->open(settings);
 }
 
 }  // namespace pagetide

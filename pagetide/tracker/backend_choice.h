@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "pagetide/base/error.h"
@@ -14,6 +15,15 @@ struct BackendPromises {
   bool never_syscall_target = false;
   // No thread writes to watched memory while a take runs.
   bool writers_held_in_takes = false;
+};
+
+// What single back ends can be told.
+struct BackendSettings {
+  // uffd_sync: threads that resolve faults, at least 1. One resolves about 50 000 a second.
+  std::size_t handler_threads = 1;
+  // mprotect: mappings that splitting by protection may add, over all ranges of the process. 0 for
+  // an eighth of vm.max_map_count, at most 8192. Past it, neighbours count as written too.
+  std::size_t max_extra_mappings = 0;
 };
 
 struct BackendChoice {
@@ -34,6 +44,7 @@ PAGETIDE_API BackendChoice choose_backend(const BackendPromises& promises);
 
 // Opens a back end, never another one instead of it; `automatic` is an error here. Refuses one
 // that check_backend() refuses.
-PAGETIDE_API Result<AnyBackend> open_backend(BackendKind kind);
+PAGETIDE_API Result<AnyBackend> open_backend(BackendKind kind,
+                                             const BackendSettings& settings = {});
 
 }  // namespace pagetide

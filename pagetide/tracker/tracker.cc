@@ -217,7 +217,7 @@ Result<Tracker> Tracker::create(const TrackerOptions& options) {
     choice = choose_backend({.never_syscall_target = options.never_syscall_target,
                              .writers_held_in_takes = options.writers_held_in_takes});
   }
-  auto backend = open_backend(choice.kind);
+  auto backend = open_backend(choice.kind, options.settings);
   if (!backend) return propagate(backend);
   Tracker tracker = over(std::move(*backend), options.hot_pages);
   tracker.impl_->reason = std::move(choice.reason);

@@ -8,6 +8,7 @@
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
 #include "pagetide/base/page_range.h"
+#include "pagetide/tracker/backend_choice.h"
 #include "pagetide/tracker/dirty_backend.h"
 #include "pagetide/tracker/dirty_bitmap.h"
 #include "pagetide/tracker/hot_page_options.h"
@@ -26,6 +27,7 @@ struct TrackerOptions {
   // which loses such writes.
   bool writers_held_in_takes = false;
   HotPageOptions hot_pages = {};
+  BackendSettings settings = {};
 };
 
 // Names one reader of a Tracker's stream of writes, with epochs of its own. Value 0 is always

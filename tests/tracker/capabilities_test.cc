@@ -11,6 +11,7 @@
 #include "pagetide/tracker/tracker.h"
 #include "tests/support/environment.h"
 #include "tests/support/mapping.h"
+#include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
 #include "tests/support/skip.h"
 
@@ -198,6 +199,20 @@ TEST(TrackerChoiceTest, every_back_end_that_works_here_can_be_asked_for) {
       EXPECT_EQ(tracker.error().message(), usable.error().message());
     }
   }
+}
+
+TEST(TrackerChoiceTest, a_tracker_can_have_several_handler_threads) {
+  if (auto r = check_backend(BackendKind::uffd_sync); !r)
+    PAGETIDE_SKIP(r.error().message().c_str());
+  const auto threads = [] { return status_kib("Threads"); };
+  const std::size_t before = threads();
+  const Tracker tracker = must(
+      Tracker::create({.backend = BackendKind::uffd_sync, .settings = {.handler_threads = 3}}));
+  EXPECT_EQ(threads(), before + 3);
+  const auto none =
+      Tracker::create({.backend = BackendKind::uffd_sync, .settings = {.handler_threads = 0}});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), ErrorCode::invalid_argument);
 }
 
 TEST(TrackerChoiceTest, automatic_is_not_one_back_end) {
