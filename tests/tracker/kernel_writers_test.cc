@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -13,13 +12,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <functional>
-#include <ostream>
 #include <string>
 #include <thread>
 
 #include "tests/support/file_of_text.h"
-#include "tests/support/io_ring.h"
+#include "tests/support/kernel_writers.h"
 #include "tests/support/watched_memory.h"
 
 // Memory under the default back end as the target of system calls: what the kernel writes for the
@@ -27,73 +24,6 @@
 
 namespace pagetide {
 namespace {
-
-constexpr std::size_t kBytes = 100;
-
-// Each writes kBytes bytes of 'k' at the address by some system call; false where it did not.
-struct KernelWriter {
-  const char* name;
-  std::function<bool(char* target)> write;
-};
-
-// For messages of GoogleTest.
-void PrintTo(const KernelWriter& writer, std::ostream* out) {
-  *out << writer.name;
-}
-
-bool through_socket(const std::function<ssize_t(int, char*)>& receive, char* target) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) return false;
-  const UniqueFd near_end(ends[0]);
-  const UniqueFd far_end(ends[1]);
-  const std::string text(kBytes, 'k');
-  if (::write(far_end.get(), text.data(), kBytes) != ssize_t{kBytes}) return false;
-  return receive(near_end.get(), target) == ssize_t{kBytes};
-}
-
-const KernelWriter kKernelWriters[] = {
-    {"read",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::read(fd, t, kBytes); }, target);
-     }},
-    {"recv",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::recv(fd, t, kBytes, 0); }, target);
-     }},
-    {"readv",
-     [](char* target) {
-       return through_socket(
-           [](int fd, char* t) {
-             const iovec parts[] = {{t, 30}, {t + 30, kBytes - 30}};
-             return ::readv(fd, parts, 2);
-           },
-           target);
-     }},
-    {"pread",
-     [](char* target) {
-       const FileOfText file;
-       return ::pread(file.open(O_RDONLY).get(), target, kBytes, 5) == ssize_t{kBytes};
-     }},
-    {"io_uring",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return IoRing().read(fd, t, kBytes); }, target);
-     }},
-    {"process_vm_writev",
-     [](char* target) {
-       std::string text(kBytes, 'k');
-       const iovec local{text.data(), kBytes};
-       const iovec remote{target, kBytes};
-       return ::process_vm_writev(::getpid(), &local, 1, &remote, 1, 0) == ssize_t{kBytes};
-     }},
-    {"proc_self_mem",
-     [](char* target) {
-       const std::string text(kBytes, 'k');
-       const UniqueFd memory(::open("/proc/self/mem", O_RDWR | O_CLOEXEC));
-       return ::pwrite(memory.get(), text.data(), kBytes,
-                       static_cast<off_t>(reinterpret_cast<std::uintptr_t>(target))) ==
-              ssize_t{kBytes};
-     }},
-};
 
 class KernelWriterTest : public UffdAsyncTest, public testing::WithParamInterface<KernelWriter> {};
 
@@ -106,7 +36,7 @@ TEST_P(KernelWriterTest, what_the_kernel_writes_into_armed_pages_arrives_and_is_
   // Across a border of pages.
   char* const target = watched.memory().page(4) - 40;
   ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-  EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
+  EXPECT_EQ(std::string(target, kKernelWriterBytes), std::string(kKernelWriterBytes, 'k'));
   EXPECT_EQ(watched.take(), (Pages{3, 4}));
   EXPECT_EQ(watched.take(), Pages());
 }
@@ -116,7 +46,7 @@ TEST_P(KernelWriterTest, what_the_kernel_writes_into_prefilled_pages_arrives_and
   must(watched.tracker().prefill(watched.memory().range(), Prefill::zero_page));
   char* const target = watched.memory().page(4) - 40;
   ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-  EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
+  EXPECT_EQ(std::string(target, kKernelWriterBytes), std::string(kKernelWriterBytes, 'k'));
   EXPECT_EQ(watched.take(), (Pages{3, 4}));
 }
 

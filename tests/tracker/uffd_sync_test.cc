@@ -3,15 +3,14 @@
 #include <dirent.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <functional>
-#include <ostream>
+#include <iterator>
+#include <string_view>
 
 #include "pagetide/tracker/kernel/kernel_abi.h"
+#include "tests/support/kernel_writers.h"
 #include "tests/tracker/allocation_guard.h"
 #include "tests/tracker/fault_backend_suite.h"
 
@@ -35,67 +34,18 @@ class UffdSyncTest : public testing::Test {
 
 // --- the kernel as the writer ---
 
-constexpr std::size_t kBytes = 100;
-
-// Each writes kBytes bytes of 'k' at the address by some system call; false where it did not.
-struct KernelWriter {
-  const char* name;
-  std::function<bool(char* target)> write;
-};
-
-// For messages of GoogleTest.
-void PrintTo(const KernelWriter& writer, std::ostream* out) {
-  *out << writer.name;
+// All but /proc/PID/mem, which does not wait for a handler; see below.
+std::vector<KernelWriter> waiting_kernel_writers() {
+  std::vector<KernelWriter> writers(std::begin(kKernelWriters), std::end(kKernelWriters));
+  std::erase_if(
+      writers, [](const auto& writer) { return std::string_view(writer.name) == "proc_self_mem"; });
+  return writers;
 }
-
-bool through_socket(const std::function<ssize_t(int, char*)>& receive, char* target) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) return false;
-  const UniqueFd near_end(ends[0]);
-  const UniqueFd far_end(ends[1]);
-  const std::string text(kBytes, 'k');
-  if (::write(far_end.get(), text.data(), kBytes) != ssize_t{kBytes}) return false;
-  return receive(near_end.get(), target) == ssize_t{kBytes};
-}
-
-// Two pages of 'k' in a file on the disk that holds the build.
-UniqueFd file_of_text(int flags) {
-  std::string path = std::string(PAGETIDE_BINARY_DIR) + "/pagetide-test-XXXXXX";
-  const UniqueFd fd(::mkstemp(path.data()));
-  const std::string text(2 * page_size(), 'k');
-  EXPECT_EQ(::write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  EXPECT_EQ(::fsync(fd.get()), 0);
-  UniqueFd again(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags));
-  ::unlink(path.c_str());
-  return again;
-}
-
-const KernelWriter kKernelWriters[] = {
-    {"read",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::read(fd, t, kBytes); }, target);
-     }},
-    {"recv",
-     [](char* target) {
-       return through_socket([](int fd, char* t) { return ::recv(fd, t, kBytes, 0); }, target);
-     }},
-    {"pread",
-     [](char* target) {
-       return ::pread(file_of_text(0).get(), target, kBytes, 5) == ssize_t{kBytes};
-     }},
-    {"process_vm_writev",
-     [](char* target) {
-       std::string text(kBytes, 'k');
-       const iovec local{text.data(), kBytes};
-       const iovec remote{target, kBytes};
-       return ::process_vm_writev(::getpid(), &local, 1, &remote, 1, 0) == ssize_t{kBytes};
-     }},
-};
 
 class SyncKernelWriterTest : public UffdSyncTest,
                              public testing::WithParamInterface<KernelWriter> {};
 
-INSTANTIATE_TEST_SUITE_P(by, SyncKernelWriterTest, testing::ValuesIn(kKernelWriters),
+INSTANTIATE_TEST_SUITE_P(by, SyncKernelWriterTest, testing::ValuesIn(waiting_kernel_writers()),
                          [](const auto& writer) { return std::string(writer.param.name); });
 
 TEST_P(SyncKernelWriterTest, what_the_kernel_writes_into_armed_pages_arrives_and_is_reported) {
@@ -104,7 +54,7 @@ TEST_P(SyncKernelWriterTest, what_the_kernel_writes_into_armed_pages_arrives_and
   // Across a border of pages.
   char* const target = watched.memory().page(4) - 40;
   ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-  EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
+  EXPECT_EQ(std::string(target, kKernelWriterBytes), std::string(kKernelWriterBytes, 'k'));
   EXPECT_EQ(watched.take(), (Pages{3, 4}));
   EXPECT_EQ(watched.take(), Pages());
 }
@@ -115,7 +65,7 @@ TEST_P(SyncKernelWriterTest, what_the_kernel_writes_into_prefilled_pages_arrives
     must(watched.backend().prefill(watched.memory().range(), policy));
     char* const target = watched.memory().page(4) - 40;
     ASSERT_TRUE(GetParam().write(target)) << std::strerror(errno);
-    EXPECT_EQ(std::string(target, kBytes), std::string(kBytes, 'k'));
+    EXPECT_EQ(std::string(target, kKernelWriterBytes), std::string(kKernelWriterBytes, 'k'));
     EXPECT_EQ(watched.take(), (Pages{3, 4})) << to_string(policy);
   }
 }
@@ -142,7 +92,8 @@ TEST_F(UffdSyncTest, writes_through_proc_mem_into_armed_pages_fail_with_EIO_and_
 }
 
 TEST_F(UffdSyncTest, direct_reads_into_armed_pages_are_reported) {
-  const UniqueFd direct = file_of_text(O_DIRECT);
+  const FileOfText file;
+  const UniqueFd direct = file.open(O_RDONLY | O_DIRECT);
   if (!direct.valid()) PAGETIDE_SKIP("the file system of the build directory has no O_DIRECT");
   Memory watched(Mapping(16));
   watched.arm();
