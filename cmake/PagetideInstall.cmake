@@ -37,4 +37,7 @@ install(FILES ${PROJECT_BINARY_DIR}/pagetide-config.cmake ${PROJECT_BINARY_DIR}/
 file(RELATIVE_PATH PAGETIDE_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/pagetide.pc.in ${PROJECT_BINARY_DIR}/pagetide.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/pagetide.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")
+foreach(section 1 3)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/man/
+    DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section} FILES_MATCHING PATTERN "*.${section}")
+endforeach()

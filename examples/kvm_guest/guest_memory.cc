@@ -36,6 +36,7 @@ GuestMemory::~GuestMemory() {
 }
 
 void GuestMemory::write(std::uint64_t address, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
   std::memcpy(range_.data() + address, bytes.data(), bytes.size());
   monitor_writes_.set_range(PageRange::covering({range_.begin + address, bytes.size()}, range_));
 }

@@ -9,8 +9,10 @@
 
 #include <array>
 #include <cerrno>
+#include <vector>
 
 #include "examples/kvm_guest/page_tables.h"
+#include "pagetide/base/bytes.h"
 
 namespace kvm_guest {
 
@@ -223,13 +225,13 @@ Result<std::uint16_t> VirtualMachine::run() {
 }
 
 Result<DirtyBitmap> VirtualMachine::take_dirty_log() {
-  DirtyBitmap written(impl_->page_count);
+  std::vector<std::uint64_t> words(pagetide::divide_up(impl_->page_count, 64));
   kvm_dirty_log log{};
-  log.dirty_bitmap = written.words().data();  // the layouts are the same
+  log.dirty_bitmap = words.data();
   if (::ioctl(impl_->vm, KVM_GET_DIRTY_LOG, &log) < 0) {
     return system_failure("read KVM's dirty log (KVM_GET_DIRTY_LOG)", errno);
   }
-  return written;
+  return DirtyBitmap::from_words(words, impl_->page_count);  // the layouts are the same
 }
 
 Result<void> check_kvm(Ring ring, const std::string& device) {

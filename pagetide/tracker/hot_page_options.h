@@ -11,11 +11,13 @@ namespace pagetide {
 // left unarmed.
 struct HotPageOptions {
   bool enabled = false;
-  // Measured on the machine of docs/performance.md; only their ratios matter.
+  // Only their ratios matter. The defaults are dearer to faults than one thread alone would be:
+  // with several, each fault and call also waits for the others.
   std::uint32_t stale_page_ns = 900;  // copying and hashing a page that did not change
   std::uint32_t fault_ns = 1900;      // first write to an armed page
   std::uint32_t ioctl_ns = 8000;      // one more scanning call, with other threads running
-  // Every so many takes of a watch everything is armed, so that what cooled down is noticed.
+  // Every so many takes of a watch everything is armed, so that what cooled down is noticed. Only
+  // where no consumer told what had not changed in the take before: it would show that better.
   std::uint32_t relearn_takes = 16;
 };
 

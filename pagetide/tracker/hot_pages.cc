@@ -36,6 +36,7 @@ bool HotPages::should_arm(PageRange block) const {
 
 void HotPages::note_reported(PageRange pages, const DirtyBitmap& reported) {
   if (!options_.enabled) return;
+  consumer_tells_ = false;
   const auto words = reported.words();
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
     changed_before_[i] = (changed_before_[i] & ~mask) | (changed_[i] & mask);
@@ -46,10 +47,11 @@ void HotPages::note_reported(PageRange pages, const DirtyBitmap& reported) {
 
 void HotPages::note_unchanged(const DirtyBitmap& unchanged) {
   if (!options_.enabled) return;
+  consumer_tells_ = true;
   const auto words = unchanged.words();
-  for (std::size_t i = 0; i < std::min(words.size(), changed_.size()); ++i) {
-    if (words[i] != 0) changed_[i] &= ~words[i];
-  }
+  for_each_word(unchanged.bounds(), [&](std::size_t i, std::uint64_t mask) {
+    if (i < changed_.size() && (words[i] & mask) != 0) changed_[i] &= ~(words[i] & mask);
+  });
 }
 
 }  // namespace pagetide

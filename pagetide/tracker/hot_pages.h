@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "pagetide/base/error.h"
 #include "pagetide/base/page_range.h"
@@ -29,8 +30,11 @@ class HotPages {
   void note_reported(PageRange pages, const DirtyBitmap& reported);
   // What a consumer found not to have changed.
   void note_unchanged(const DirtyBitmap& unchanged);
-  // Ends one take.
-  void next_take() { ++takes_; }
+  // Ends one take, of one or several parts.
+  void next_take() {
+    ++takes_;
+    left_unarmed_ = std::exchange(planned_unarmed_, 0);
+  }
 
   std::uint64_t blocks_left_unarmed() const { return left_unarmed_; }
 
@@ -41,7 +45,9 @@ class HotPages {
   ByteRange range_;
   HotPageOptions options_;
   std::uint64_t takes_ = 0;
-  std::uint64_t left_unarmed_ = 0;  // by the latest plan
+  bool consumer_tells_ = false;        // told what had not changed since the latest take
+  std::uint64_t planned_unarmed_ = 0;  // so far in this take
+  std::uint64_t left_unarmed_ = 0;     // by the latest take
   // One bit a page.
   VirtualArray<std::uint64_t> reported_;        // by the latest take
   VirtualArray<std::uint64_t> changed_;         // of these, not known to be unchanged
@@ -51,8 +57,9 @@ class HotPages {
 // A template, because a std::function would allocate inside a stop.
 template <typename Visit>
 void HotPages::plan(ByteRange part, Visit&& visit) {
-  left_unarmed_ = 0;
-  const bool relearn = options_.relearn_takes != 0 && takes_ % options_.relearn_takes == 0;
+  const bool due = options_.relearn_takes != 0 && takes_ % options_.relearn_takes == 0;
+  // A consumer that tells what did not change shows by itself what cooled down.
+  const bool relearn = due && !consumer_tells_;
   if (!options_.enabled || relearn) {
     visit(part, true);
     return;
@@ -62,7 +69,7 @@ void HotPages::plan(ByteRange part, Visit&& visit) {
   for (std::uintptr_t at = part.begin; at < part.end();) {
     const std::uintptr_t next = std::min(part.end(), round_down(at + kBlockBytes, kBlockBytes));
     const bool arm = should_arm(PageRange::covering({at, next - at}, range_));
-    left_unarmed_ += arm ? 0 : 1;
+    planned_unarmed_ += arm ? 0 : 1;
     if (run.size > 0 && arm != run_arms) {
       visit(run, run_arms);
       run = {at, 0};

@@ -28,7 +28,7 @@ void PageBits::reset(PageRange pages) {
 }
 
 void PageBits::set_from(const DirtyBitmap& source, PageRange pages) {
-  for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
+  for_each_word(pages.intersect(source.bounds()), [&](std::size_t i, std::uint64_t mask) {
     const std::uint64_t bits = source.words()[i] & mask;
     if (bits != 0 && have_words()) words_[i] |= bits;
   });
@@ -37,10 +37,9 @@ void PageBits::set_from(const DirtyBitmap& source, PageRange pages) {
 void PageBits::add_to(DirtyBitmap& target, PageRange pages) const {
   if (all_) return target.set_range(pages);
   if (words_.size() == 0) return;
-  const auto words = target.words();
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
     const std::uint64_t bits = words_[i] & mask;
-    if (bits != 0) words[i] |= bits;
+    if (bits != 0) target.add_to_word(i, bits);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,11 @@ namespace pagetide {
 
 namespace {
 
+tl::unexpected<Error> forked_failure() {
+  return failure(ErrorCode::forked,
+                 "this tracker was opened by the parent process; open a new one after fork().");
+}
+
 // What one consumer has not seen of one watched range.
 struct Epoch {
   explicit Epoch(std::size_t page_count) : pending(page_count), purged(page_count) {}
@@ -29,7 +35,7 @@ struct Epoch {
   PageBits purged;   // purge log since its last take
 };
 
-constexpr std::size_t kMaxConsumers = 8;
+constexpr std::uint32_t kMaxConsumers = 8;
 
 struct WatchedRange {
   WatchId id;
@@ -52,6 +58,14 @@ std::vector<ByteRange> file_parts_of(ByteRange range) {
     if (part.is_file || part.is_shared) parts.push_back(part.range);
   }
   return parts;
+}
+
+Result<void> discard(ByteRange range) {
+  if (const int r = sys::advise(range, MADV_DONTNEED); r < 0) {
+    return system_failure("purge memory (MADV_DONTNEED)", -r,
+                          "Memory locked with mlock() cannot be purged; unlock it.");
+  }
+  return {};
 }
 
 std::uint64_t now_ns() {
@@ -77,14 +91,23 @@ struct Tracker::Impl {
   std::string reason;
   HotPageOptions hot_pages;
   std::vector<std::optional<WatchedRange>> watches;
-  std::uint64_t watches_made = 0;
-  std::array<bool, kMaxConsumers> consumers{true};
+  std::uint64_t watches_made = 0;  // so far
+  // The id of the consumer that has the place; none: free. Its low bits are the place.
+  std::array<std::optional<ConsumerId>, kMaxConsumers> consumers{ConsumerId{}};
+  std::uint32_t consumers_made = 0;
   TrackerStats stats;
   pid_t owner = ::getpid();
 
   bool forked() const { return ::getpid() != owner; }
 
-  // A WatchId is the place in `watches` below how many watches there were before it.
+  static std::size_t place_of(ConsumerId id) { return id.value % kMaxConsumers; }
+  // The consumer's epoch; null when there is no such consumer.
+  Epoch* epoch_of(WatchedRange& watched, ConsumerId id) const {
+    const std::size_t place = place_of(id);
+    return consumers.at(place) == id ? &*watched.epochs.at(place) : nullptr;
+  }
+
+  // A WatchId is the place in `watches` below how many watches there have been.
   static std::size_t place_of(WatchId id) { return id.value & 0xffff'ffffU; }
   WatchedRange* find(WatchId id) {
     const std::size_t place = place_of(id);
@@ -155,13 +178,21 @@ struct Tracker::Impl {
     return anonymous;
   }
 
-  // Asks the back end. An error means that bits may have been consumed: all counts as written.
+  // Asks the back end. An error means that bits may have been consumed: all counts as written. So
+  // it does when there is no memory for putting the error into words.
   void harvest(WatchedRange& watched, ByteRange part, CollectMode mode, Collected& out) {
-    if (auto r = backend.collect(watched.range, part, mode, out.written); !r) {
-      out.written.set_range(PageRange::covering(part, watched.range));
-      out.poisoned = true;
+    try {
+      const auto r = backend.collect(watched.range, part, mode, out.written);
+      if (r) return;
+      poison(watched, part, out);
       out.cause = r.error().message();
+    } catch (const std::bad_alloc&) {
+      poison(watched, part, out);
     }
+  }
+  static void poison(WatchedRange& watched, ByteRange part, Collected& out) {
+    out.written.set_range(PageRange::covering(part, watched.range));
+    out.poisoned = true;
   }
 
   // Takes from the back end, and hands what it found to the other consumers too.
@@ -171,10 +202,9 @@ struct Tracker::Impl {
     watched.hot.plan(part, [&](ByteRange run, bool arm) {
       harvest(watched, run, arm ? CollectMode::take : CollectMode::peek, out);
     });
-    stats.hot_blocks += watched.hot.blocks_left_unarmed();
     watched.hot.note_reported(pages, out.written);
     for (std::size_t i = 0; i < kMaxConsumers; ++i) {
-      if (i == consumer.value || !watched.epochs.at(i)) continue;
+      if (i == place_of(consumer) || !watched.epochs.at(i)) continue;
       watched.epochs.at(i)->pending.set_from(out.written, pages);
     }
   }
@@ -187,7 +217,7 @@ struct Tracker::Impl {
     } else {
       harvest(watched, part, mode, out);
     }
-    Epoch& epoch = *watched.epochs.at(consumer.value);
+    Epoch& epoch = *watched.epochs.at(place_of(consumer));
     epoch.pending.add_to(out.written, pages);
     watched.always.add_to(out.written, pages);
     epoch.purged.add_to(out.zeroed, pages);
@@ -239,11 +269,8 @@ Result<WatchId> Tracker::watch(ByteRange range) {
         fmt::format("cannot watch {} bytes at {:#x}: the range must be whole pages of {} bytes.",
                     range.size, range.begin, page_size()));
   }
+  if (impl_->forked()) return forked_failure();
   const RankedLock lock(impl_->mutex);
-  if (impl_->forked()) {
-    return failure(ErrorCode::forked,
-                   "this tracker was opened by the parent process; open a new one after fork().");
-  }
   for (const auto& watched : impl_->watches) {
     if (watched && !watched->range.intersect(range).empty()) {
       return failure(ErrorCode::already_exists,
@@ -265,26 +292,40 @@ Result<WatchId> Tracker::watch(ByteRange range) {
                                        [](const auto& place) { return !place; });
   const auto place = static_cast<std::uint64_t>(free_place - impl_->watches.begin());
   if (free_place == impl_->watches.end()) impl_->watches.emplace_back();
-  watched.id = WatchId{impl_->watches_made++ << 32U | place};
+  watched.id = WatchId{++impl_->watches_made << 32U | place};
   impl_->watches[place].emplace(std::move(watched));
   return impl_->watches[place]->id;
 }
 
 void Tracker::unwatch(WatchId id) {
+  // A child may have been forked while another thread held the lock, which then stays held there.
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) return;
-  if (!impl_->forked()) impl_->backend.unwatch(watched->range);
+  impl_->backend.unwatch(watched->range);
   impl_->watches[Impl::place_of(id)].reset();
 }
 
+Result<ByteRange> Tracker::range(WatchId id) const {
+  if (impl_->forked()) return forked_failure();
+  const RankedLock lock(impl_->mutex);
+  if (const WatchedRange* watched = impl_->find(id); watched != nullptr) return watched->range;
+  return failure(ErrorCode::invalid_argument, "no such watch; it was unwatched.");
+}
+
 Result<Collected> Tracker::collect(WatchId id, CollectMode mode, ConsumerId consumer) {
-  ByteRange whole;
-  {
-    const RankedLock lock(impl_->mutex);
-    if (WatchedRange* watched = impl_->find(id); watched != nullptr) whole = watched->range;
-  }
-  return collect(id, {&whole, 1}, mode, consumer);
+  Collected out;
+  if (auto r = collect_into(id, mode, out, consumer); !r) return propagate(r);
+  return out;
+}
+
+Result<void> Tracker::collect_into(WatchId id, CollectMode mode, Collected& out,
+                                   ConsumerId consumer) {
+  // Unwatched in between is found out below.
+  const auto whole = range(id);
+  const ByteRange part = whole ? *whole : ByteRange{};
+  return collect_into(id, {&part, 1}, mode, out, consumer);
 }
 
 Result<Collected> Tracker::collect(WatchId id, std::span<const ByteRange> parts, CollectMode mode,
@@ -295,6 +336,7 @@ Result<Collected> Tracker::collect(WatchId id, std::span<const ByteRange> parts,
 }
 
 void Tracker::reserve(WatchId id, Collected& out) const {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   const WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) return;
@@ -304,19 +346,16 @@ void Tracker::reserve(WatchId id, Collected& out) const {
 
 Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts, CollectMode mode,
                                    Collected& out, ConsumerId consumer) {
+  if (impl_->forked()) return forked_failure();
   const std::uint64_t start_ns = now_ns();
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) {
     return failure(ErrorCode::invalid_argument, "cannot collect: no such watch; it was unwatched.");
   }
-  if (consumer.value >= kMaxConsumers || !watched->epochs.at(consumer.value)) {
+  if (impl_->epoch_of(*watched, consumer) == nullptr) {
     return failure(ErrorCode::invalid_argument,
                    "cannot collect: no such consumer; it was removed.");
-  }
-  if (impl_->forked()) {
-    return failure(ErrorCode::forked,
-                   "this tracker was opened by the parent process; open a new one after fork().");
   }
   std::uintptr_t end = watched->range.begin;
   for (const ByteRange& part : parts) {
@@ -331,7 +370,6 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
   out.zeroed.assign_clear(pages);
   out.poisoned = false;
   out.cause.clear();
-  if (mode == CollectMode::take) impl_->stats.hot_blocks = 0;
   for (const ByteRange& part : parts) {
     if (!part.empty()) impl_->collect_part(*watched, part, mode, consumer, out);
   }
@@ -352,31 +390,35 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
 }
 
 Result<ConsumerId> Tracker::add_consumer() {
+  if (impl_->forked()) return forked_failure();
   const RankedLock lock(impl_->mutex);
   auto& consumers = impl_->consumers;
-  auto* const place = std::find(consumers.begin(), consumers.end(), false);
-  if (place == consumers.end()) {
+  auto* const free_place = std::find(consumers.begin(), consumers.end(), std::nullopt);
+  if (free_place == consumers.end()) {
     return failure(ErrorCode::out_of_memory,
                    fmt::format("a tracker has at most {} consumers; remove one.", kMaxConsumers));
   }
-  const auto index = static_cast<std::size_t>(place - consumers.begin());
+  const auto place = static_cast<std::uint32_t>(free_place - consumers.begin());
   for (auto& watched : impl_->watches) {
-    if (watched) watched->epochs.at(index).emplace(watched->range.size / page_size());
+    if (watched) watched->epochs.at(place).emplace(watched->range.size / page_size());
   }
-  *place = true;
-  return ConsumerId{static_cast<std::uint32_t>(index)};
+  free_place->emplace(ConsumerId{++impl_->consumers_made * kMaxConsumers + place});
+  return **free_place;
 }
 
 void Tracker::remove_consumer(ConsumerId consumer) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
-  if (consumer.value == 0 || consumer.value >= kMaxConsumers) return;
-  impl_->consumers.at(consumer.value) = false;
+  const std::size_t place = Impl::place_of(consumer);
+  if (consumer == ConsumerId{} || impl_->consumers.at(place) != consumer) return;
+  impl_->consumers.at(place).reset();
   for (auto& watched : impl_->watches) {
-    if (watched) watched->epochs.at(consumer.value).reset();
+    if (watched) watched->epochs.at(place).reset();
   }
 }
 
 void Tracker::report_unchanged(WatchId id, const DirtyBitmap& unchanged) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
   if (watched == nullptr) return;
@@ -385,30 +427,38 @@ void Tracker::report_unchanged(WatchId id, const DirtyBitmap& unchanged) {
 }
 
 void Tracker::mark_dirty(ByteRange range) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   impl_->mark_pending(range);
 }
 
 void Tracker::put_back(WatchId id, const Collected& collected, ConsumerId consumer) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   WatchedRange* watched = impl_->find(id);
-  if (watched == nullptr || consumer.value >= kMaxConsumers ||
-      !watched->epochs.at(consumer.value)) {
-    return;
-  }
-  PageBits& pending = watched->epochs.at(consumer.value)->pending;
-  const auto add = [&](PageRange run) { pending.set(run); };
+  Epoch* epoch = watched == nullptr ? nullptr : impl_->epoch_of(*watched, consumer);
+  if (epoch == nullptr) return;
+  const PageRange all{0, watched->range.size / page_size()};
+  const auto add = [&](PageRange run) { epoch->pending.set(run.intersect(all)); };
   collected.written.for_each_run(add);
   collected.zeroed.for_each_run(add);
 }
 
 void Tracker::mark_always_dirty(ByteRange range) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   impl_->for_each_touched(
       range, [](WatchedRange& watched, PageRange pages) { watched.always.set(pages); });
 }
 
 Result<void> Tracker::purge(ByteRange range) {
+  if (!range.is_page_aligned()) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("cannot purge {} bytes at {:#x}: the range must be whole pages of "
+                               "{} bytes.",
+                               range.size, range.begin, page_size()));
+  }
+  if (impl_->forked()) return discard(range);
   const RankedLock lock(impl_->mutex);
   if (!impl_->is_anonymous(range)) {
     return failure(ErrorCode::unsupported,
@@ -416,23 +466,21 @@ Result<void> Tracker::purge(ByteRange range) {
                    "would come back. Clear it with memset(), or map anonymous memory over it and "
                    "watch that.");
   }
-  if (const int r = sys::advise(range, MADV_DONTNEED); r < 0) {
-    return system_failure("purge memory (MADV_DONTNEED)", -r,
-                          "Memory locked with mlock() cannot be purged; unlock it.");
-  }
+  if (auto r = discard(range); !r) return r;
   impl_->log_purge(range);
   return {};
 }
 
 void Tracker::note_purged(ByteRange range) {
+  if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
   impl_->log_purge(range);
 }
 
 Result<void> Tracker::prefill(ByteRange range, Prefill policy) {
-  const RankedLock lock(impl_->mutex);
   // A child that allocates on in a forked heap must not prefill the parent's memory.
   if (impl_->forked()) return {};
+  const RankedLock lock(impl_->mutex);
   Result<void> result;
   impl_->for_each_anonymous_part(range, [&](ByteRange part) {
     if (result) result = impl_->backend.prefill(part, policy);
@@ -441,8 +489,13 @@ Result<void> Tracker::prefill(ByteRange range, Prefill policy) {
 }
 
 TrackerStats Tracker::stats() const {
+  if (impl_->forked()) return {};
   const RankedLock lock(impl_->mutex);
-  return impl_->stats;
+  TrackerStats stats = impl_->stats;
+  for (const auto& watched : impl_->watches) {
+    if (watched) stats.hot_blocks += watched->hot.blocks_left_unarmed();
+  }
+  return stats;
 }
 
 }  // namespace pagetide

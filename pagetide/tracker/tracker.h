@@ -30,14 +30,14 @@ struct TrackerOptions {
   BackendSettings settings = {};
 };
 
-// Names one reader of a Tracker's stream of writes, with epochs of its own. Value 0 is always
-// there.
+// Names one reader of a Tracker's stream of writes, with epochs of its own; never used again for
+// another one. Value 0 is always there.
 struct ConsumerId {
   std::uint32_t value = 0;
   friend bool operator==(const ConsumerId&, const ConsumerId&) = default;
 };
 
-// Names one watched range of a Tracker; never used again for another one.
+// Names one watched range of a Tracker; never used again for another one. Value 0 is none.
 struct WatchId {
   std::uint64_t value = 0;
   friend bool operator==(const WatchId&, const WatchId&) = default;
@@ -61,7 +61,7 @@ struct TrackerStats {
   std::uint64_t pages_reported = 0;  // by takes, written and zeroed
   std::uint64_t pages_purged = 0;
   std::uint64_t pages_unchanged = 0;  // the surplus, as far as consumers told
-  std::uint64_t hot_blocks = 0;       // blocks of 2 MiB that the latest take left unarmed
+  std::uint64_t hot_blocks = 0;       // of 2 MiB, left unarmed by the latest take of each watch
   std::uint64_t poisoned_takes = 0;
   std::uint64_t last_collect_ns = 0;
   std::uint64_t total_collect_ns = 0;
@@ -78,8 +78,9 @@ struct TrackerStats {
 // Thread-safe: every method may be called from any thread. A collect is atomic a page, not over
 // the range: for the state of one instant, hold the writers (that is what Snapshotter does).
 //
-// After fork() the child's calls fail with ErrorCode::forked, since the descriptors still belong
-// to the parent's memory; the parent goes on undisturbed.
+// After fork() the child's calls fail with ErrorCode::forked or do nothing, since the descriptors
+// still belong to the parent's memory; none of them waits for a lock. The parent goes on
+// undisturbed.
 class PAGETIDE_API Tracker {
  public:
   static Result<Tracker> create(const TrackerOptions& options = {});
@@ -98,6 +99,8 @@ class PAGETIDE_API Tracker {
   // the tracker's end. The first collect reports what is populated by then.
   Result<WatchId> watch(ByteRange range);
   void unwatch(WatchId watch);
+  // What was handed to watch(). Errors: invalid_argument when it was unwatched.
+  Result<ByteRange> range(WatchId watch) const;
 
   // The written pages of `parts` (page-aligned, inside the watched range; by default all of it).
   // take begins a new epoch for these parts, peek changes nothing. A failing scan is not an
@@ -110,6 +113,8 @@ class PAGETIDE_API Tracker {
   // this watch, so that it can run while other threads are held wherever they were.
   Result<void> collect_into(WatchId watch, std::span<const ByteRange> parts, CollectMode mode,
                             Collected& out, ConsumerId consumer = {});
+  Result<void> collect_into(WatchId watch, CollectMode mode, Collected& out,
+                            ConsumerId consumer = {});
   void reserve(WatchId watch, Collected& out) const;
 
   // A further consumer: it sees at least what is written from now on, whatever the others take.
@@ -128,7 +133,8 @@ class PAGETIDE_API Tracker {
   // Every collect from now on reports these pages.
   void mark_always_dirty(ByteRange range);
 
-  // MADV_DONTNEED and the log entry as one step. Errors: system_failure where the memory is locked
+  // MADV_DONTNEED and the log entry as one step; whole pages. In a forked child without the log.
+  // Errors: invalid_argument; system_failure where the memory is locked
   // (mlock); unsupported where a file or memfd lies behind it, whose content would come back.
   Result<void> purge(ByteRange range);
   // For memory that the caller purged himself: call it after the purge, before the pages are used

@@ -16,6 +16,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/memory_facts.h"
 #include "tests/support/must.h"
+#include "tests/support/no_sanitizer_handlers.h"
 #include "tests/support/random_source.h"
 #include "tests/support/skip.h"
 #include "tests/support/temporary_directory.h"

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <atomic>
+#include <new>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "pagetide/tracker/dirty_backend.h"
@@ -14,7 +17,10 @@ struct FakeKernel {
   std::vector<ByteRange> unwatched;
   std::vector<ByteRange> prefilled;
   std::vector<ByteRange> collected;
+  std::atomic<bool> hold{false};    // while it is, a collect does not return
+  std::atomic<bool> inside{false};  // a collect
   bool watch_fails = false;
+  bool no_memory = false;      // a collect throws
   bool collect_fails = false;  // after the written pages were consumed, as the kernel does it
 };
 
@@ -31,6 +37,10 @@ class FakeBackend {
   void unwatch(ByteRange range) { kernel_->unwatched.push_back(range); }
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written) {
     kernel_->collected.push_back(part);
+    kernel_->inside = true;
+    while (kernel_->hold) std::this_thread::yield();
+    kernel_->inside = false;
+    if (kernel_->no_memory) throw std::bad_alloc();
     for (std::uintptr_t at = part.begin; at < part.end(); at += page_size()) {
       if (!kernel_->written.contains(at)) continue;
       written.set((at - whole.begin) / page_size());

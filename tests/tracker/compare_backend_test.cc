@@ -71,6 +71,18 @@ TEST_F(CompareBackendTest, a_peek_remembers_nothing) {
   EXPECT_EQ(take(backend_, mapping), (Pages{1}));
 }
 
+TEST_F(CompareBackendTest, purged_pages_are_reported_only_when_they_are_written_again) {
+  const Mapping mapping(6);
+  must(backend_.watch(mapping.range()));
+  mapping.fill(7);
+  take(backend_, mapping);
+  const ByteRange purged = mapping.pages(2, 2);
+  ASSERT_EQ(::madvise(purged.data(), purged.size, MADV_DONTNEED), 0);
+  backend_.purged(purged);
+  mapping.write(3, 7);  // no more than before, and yet another page
+  EXPECT_EQ(take(backend_, mapping), (Pages{3}));
+}
+
 TEST_F(CompareBackendTest, memory_watched_again_starts_afresh) {
   const Mapping mapping(4);
   must(backend_.watch(mapping.range()));

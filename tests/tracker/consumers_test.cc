@@ -135,7 +135,10 @@ TEST_F(ConsumersTest, a_removed_one_is_refused_and_its_place_begins_afresh) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::invalid_argument);
   EXPECT_EQ(refused.error().message(), "cannot collect: no such consumer; it was removed.");
-  EXPECT_EQ(take(must(tracker_.add_consumer())), Pages());
+  const ConsumerId third = must(tracker_.add_consumer());
+  EXPECT_NE(third, second);
+  EXPECT_FALSE(tracker_.collect(watch_, CollectMode::take, second));
+  EXPECT_EQ(take(third), Pages());
 }
 
 TEST_F(ConsumersTest, the_first_one_stays) {

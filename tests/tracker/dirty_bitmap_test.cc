@@ -107,6 +107,47 @@ TEST(DirtyBitmapTest, changes_as_a_set_does) {
   }
 }
 
+TEST(DirtyBitmapTest, no_page_is_set_outside_its_bounds) {
+  RandomSource random;
+  for (std::size_t round = 0; round < scaled(2000); ++round) {
+    DirtyBitmap bitmap = random_bitmap(random, random_size(random));
+    if (random.one_in(4)) bitmap |= random_bitmap(random, random_size(random));
+    if (random.one_in(4)) bitmap.resize(random_size(random));
+    const PageRange bounds = bitmap.bounds();
+    EXPECT_LE(bounds.end(), bitmap.size());
+    for (const std::size_t page : pages_of(bitmap)) ASSERT_TRUE(bounds.contains(page));
+    ASSERT_EQ(bitmap.count(), pages_of(bitmap).size());
+  }
+}
+
+TEST(DirtyBitmapTest, words_there_and_back_are_the_same_set) {
+  RandomSource random;
+  for (std::size_t round = 0; round < scaled(500); ++round) {
+    const DirtyBitmap bitmap = random_bitmap(random, random_size(random));
+    ASSERT_EQ(DirtyBitmap::from_words(bitmap.words(), bitmap.size()), bitmap);
+  }
+}
+
+TEST(DirtyBitmapTest, bits_beyond_the_last_page_are_left_out) {
+  const std::vector<std::uint64_t> words(2, ~std::uint64_t{0});
+  const DirtyBitmap bitmap = DirtyBitmap::from_words(words, 70);
+  EXPECT_EQ(bitmap.count(), 70U);
+  EXPECT_EQ(bitmap.words()[1], 0x3fU);
+}
+
+TEST(DirtyBitmapTest, assigning_clears_whatever_was_set_before) {
+  RandomSource random;
+  for (std::size_t round = 0; round < scaled(500); ++round) {
+    DirtyBitmap bitmap = random_bitmap(random, random_size(random));
+    const std::size_t size = random_size(random);
+    bitmap.assign_clear(size);
+    ASSERT_EQ(bitmap, DirtyBitmap(size));
+    // Also what only shows when it grows again.
+    bitmap.assign_clear(300);
+    ASSERT_EQ(bitmap, DirtyBitmap(300));
+  }
+}
+
 TEST(DirtyBitmapTest, runs_are_maximal_complete_and_ascending) {
   RandomSource random;
   for (std::size_t round = 0; round < scaled(3000); ++round) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,9 +32,10 @@ class HotPagesTest : public testing::Test {
   HotPages made(const HotPageOptions& options) const {
     return must(HotPages::create(range_, options));
   }
-  // One take that reports `reported`, of which `unchanged` had not changed.
-  std::vector<bool> take(HotPages& hot, const std::vector<PageRange>& reported,
-                         const std::vector<PageRange>& unchanged = {}) const {
+  // One take that reports `reported`. With `unchanged` a consumer tells what had not changed.
+  std::vector<bool> take(
+      HotPages& hot, const std::vector<PageRange>& reported,
+      const std::optional<std::vector<PageRange>>& unchanged = std::nullopt) const {
     std::vector<bool> armed;
     hot.plan(range_, [&](ByteRange run, bool arm) {
       for (std::size_t size = 0; size < run.size; size += HotPages::kBlockBytes) {
@@ -43,9 +45,11 @@ class HotPagesTest : public testing::Test {
     DirtyBitmap bits(range_.size / page_size());
     for (const PageRange& run : reported) bits.set_range(run);
     hot.note_reported({0, bits.size()}, bits);
-    bits.clear();
-    for (const PageRange& run : unchanged) bits.set_range(run);
-    hot.note_unchanged(bits);
+    if (unchanged) {
+      bits.clear();
+      for (const PageRange& run : *unchanged) bits.set_range(run);
+      hot.note_unchanged(bits);
+    }
     hot.next_take();
     return armed;
   }
@@ -86,9 +90,9 @@ TEST_F(HotPagesTest, a_block_is_armed_when_its_stale_pages_cost_more_than_its_fa
     HotPages hot = made(kOn);
     const PageRange all = in_block(0, 50 + stale);
     const PageRange cold{50, stale};
-    (void)take(hot, {all}, {cold});
-    (void)take(hot, {all}, {cold});
-    EXPECT_EQ(take(hot, {all}, {cold})[0], armed) << stale;
+    (void)take(hot, {all}, {{cold}});
+    (void)take(hot, {all}, {{cold}});
+    EXPECT_EQ(take(hot, {all}, {{cold}})[0], armed) << stale;
   }
 }
 
@@ -97,8 +101,8 @@ TEST_F(HotPagesTest, a_block_that_cooled_down_is_armed_again) {
   const PageRange pages = in_block(2, 200);
   for (int i = 0; i < 3; ++i) (void)take(hot, {pages});
   // Unarmed pages are reported whether they changed or not.
-  EXPECT_FALSE(take(hot, {pages}, {pages})[2]);
-  EXPECT_TRUE(take(hot, {pages}, {pages})[2]);
+  EXPECT_FALSE(take(hot, {pages}, {{pages}})[2]);
+  EXPECT_TRUE(take(hot, {pages}, {{pages}})[2]);
 }
 
 TEST_F(HotPagesTest, everything_is_armed_now_and_then) {
@@ -108,6 +112,18 @@ TEST_F(HotPagesTest, everything_is_armed_now_and_then) {
   std::string history;
   for (int i = 0; i < 12; ++i) history += take(hot, {in_block(0, 100)})[0] ? 'A' : '-';
   EXPECT_EQ(history, "AA--A---A---");
+}
+
+TEST_F(HotPagesTest, nothing_is_armed_for_its_own_sake_while_a_consumer_tells_what_changed) {
+  HotPageOptions options = kOn;
+  options.relearn_takes = 4;
+  HotPages hot = made(options);
+  std::string history;
+  for (int i = 0; i < 12; ++i) {
+    const std::vector<PageRange> none;
+    history += take(hot, {in_block(0, 100)}, none)[0] ? 'A' : '-';
+  }
+  EXPECT_EQ(history, "AA----------");
 }
 
 TEST_F(HotPagesTest, neighbours_with_one_decision_are_one_run) {

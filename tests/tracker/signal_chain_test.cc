@@ -19,8 +19,8 @@
 #include "tests/support/child_process.h"
 #include "tests/support/mapping.h"
 #include "tests/support/must.h"
+#include "tests/support/no_sanitizer_handlers.h"
 #include "tests/support/random_source.h"
-#include "tests/tracker/no_sanitizer_handlers.h"
 
 namespace pagetide {
 namespace {

@@ -276,6 +276,39 @@ TEST_F(TrackerTest, a_failing_scan_makes_the_whole_part_written) {
   EXPECT_FALSE(after.written.any());
 }
 
+TEST_F(TrackerTest, a_scan_without_memory_for_its_error_makes_the_whole_part_written) {
+  kernel_.no_memory = true;
+  const Collected collected = take({pages(4, 3)});
+  EXPECT_TRUE(collected.poisoned);
+  EXPECT_EQ(pages_of(collected.written), (Pages{4, 5, 6}));
+}
+
+TEST_F(TrackerTest, pages_of_a_larger_watch_cannot_be_put_back_beyond_the_end) {
+  Collected larger;
+  larger.written = DirtyBitmap(kPages + 100);
+  larger.written.set_range({kPages - 1, 50});
+  tracker_.put_back(watch_, larger);
+  EXPECT_EQ(pages_of(take().written), (Pages{kPages - 1}));
+}
+
+TEST_F(TrackerTest, only_whole_pages_are_purged) {
+  const Mapping mapping(2);
+  mapping.fill(7);
+  for (const ByteRange wrong : {ByteRange{mapping.range().begin + 8, page_size()},
+                                ByteRange{mapping.range().begin, page_size() + 1}}) {
+    const auto r = tracker_.purge(wrong);
+    ASSERT_FALSE(r);
+    EXPECT_EQ(r.error().code(), ErrorCode::invalid_argument);
+  }
+  EXPECT_EQ(*mapping.page(1), 7);
+}
+
+TEST_F(TrackerTest, no_watch_is_named_by_a_value_that_was_never_given) {
+  EXPECT_NE(watch_, WatchId{});
+  EXPECT_FALSE(tracker_.range(WatchId{}));
+  EXPECT_EQ(must(tracker_.range(watch_)), range_);
+}
+
 TEST_F(TrackerTest, purged_pages_of_a_failing_scan_are_written_too) {
   tracker_.note_purged(pages(5, 2));
   kernel_.collect_fails = true;
@@ -455,6 +488,38 @@ TEST_F(TrackerTest, a_forked_child_is_refused) {
               return {};
             }),
             "");
+}
+
+// The lock stays held in the child, whose only thread is another one.
+TEST_F(TrackerTest, a_child_that_was_forked_in_the_middle_of_a_take_never_waits) {
+  kernel_.hold = true;
+  std::thread taker([&] { (void)take(); });
+  while (!kernel_.inside) std::this_thread::yield();
+  const Mapping mapping(1);
+  EXPECT_EQ(run_in_child([&]() -> std::string {
+              ::alarm(20);
+              Collected collected;
+              if (tracker_.collect(watch_, CollectMode::take)) return "collect";
+              if (tracker_.watch(other_)) return "watch";
+              if (tracker_.range(watch_)) return "range";
+              if (tracker_.add_consumer()) return "add_consumer";
+              if (!tracker_.purge(mapping.range())) return "purge";
+              if (!tracker_.prefill(pages(0, 1), Prefill::zero_page)) return "prefill";
+              tracker_.reserve(watch_, collected);
+              tracker_.remove_consumer({1});
+              tracker_.report_unchanged(watch_, {});
+              tracker_.mark_dirty(range_);
+              tracker_.mark_always_dirty(range_);
+              tracker_.put_back(watch_, collected);
+              tracker_.note_purged(range_);
+              tracker_.unwatch(watch_);
+              (void)tracker_.stats();
+              { const Tracker ending = std::move(tracker_); }
+              return {};
+            }),
+            "");
+  kernel_.hold = false;
+  taker.join();
 }
 
 TEST_F(TrackerTest, a_forked_child_unwatches_nothing_of_its_parents) {

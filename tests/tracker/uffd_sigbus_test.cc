@@ -412,6 +412,7 @@ std::string fault_in_a_forked_child() {
 
 // The file behind watched memory is cut off: a real SIGBUS at a page that is watched and armed.
 std::string fault_beyond_the_file_in_watched_memory() {
+  ::signal(SIGBUS, SIG_DFL);  // and not that of a sanitizer
   const PageBeyondTheFile page;
   page.extend();
   const ByteRange range = ByteRange::of(const_cast<char*>(page.bytes()), page_size());

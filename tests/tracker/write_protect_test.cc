@@ -27,10 +27,10 @@
 #include "tests/support/environment.h"
 #include "tests/support/mapping.h"
 #include "tests/support/must.h"
+#include "tests/support/no_sanitizer_handlers.h"
 #include "tests/support/page_sets.h"
 #include "tests/support/random_source.h"
 #include "tests/tracker/allocation_guard.h"
-#include "tests/tracker/no_sanitizer_handlers.h"
 
 // A handler of the program's own, installed before the first watch: returns to where a test said,
 // else lets the signal kill.

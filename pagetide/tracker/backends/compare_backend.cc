@@ -53,4 +53,14 @@ Result<void> CompareBackend::collect(ByteRange whole, ByteRange part, CollectMod
   return {};
 }
 
+void CompareBackend::purged(ByteRange range) {
+  for (auto& [begin, table] : hashes_) {
+    const ByteRange whole{begin, table.size() * page_size()};
+    const ByteRange part = range.page_cover().intersect(whole);
+    if (part.empty()) continue;
+    const PageRange pages = PageRange::covering(part, whole);
+    for (std::size_t page = pages.first; page < pages.end(); ++page) table[page] = Hash128{};
+  }
+}
+
 }  // namespace pagetide

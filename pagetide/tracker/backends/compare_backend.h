@@ -24,6 +24,8 @@ class CompareBackend {
   void unwatch(ByteRange range);
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
   Result<void> prefill(ByteRange, Prefill) { return {}; }
+  // Their content is zero by now; whoever logged the purge knows.
+  void purged(ByteRange range);
 
  private:
   // By start address. A zero hash stands for a page of zeros, so that untouched pages match.

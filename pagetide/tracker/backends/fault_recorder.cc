@@ -55,6 +55,10 @@ void remove_from(std::uint64_t& word, std::uint64_t bits) {
   if ((bits & word) != 0) word &= ~bits;
 }
 
+void add_to_set(DirtyBitmap& set, std::size_t i, std::uint64_t bits) {
+  if (bits != 0) set.add_to_word(i, bits);
+}
+
 void mark_dirty(FaultGroup& group, std::uint64_t pages) {
   if (pages != 0) std::atomic_ref(group.dirty).fetch_or(pages);
 }
@@ -208,20 +212,19 @@ Result<void> FaultRecorder::collect(ByteRange whole, ByteRange part, CollectMode
     return failure(ErrorCode::invalid_argument, "cannot collect: the range is not watched.");
   }
   const PageRange pages = PageRange::covering(part, whole);
-  const auto words = written.words();
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
     FaultGroup& group = watch->groups[i];
     if (mode == CollectMode::peek) {
-      words[i] |= std::atomic_ref(group.dirty).load() & mask;
+      add_to_set(written, i, std::atomic_ref(group.dirty).load() & mask);
       return;
     }
     const ConsumedFaults faults = consume_faults(group, mask);
-    words[i] |= faults.pages;
+    add_to_set(written, i, faults.pages);
     if (faults.may_protect) add_to(watch->chosen[i], faults.pages);
   });
   if (auto r = choose_populated(*watch, pages); !r) return finish_chosen(*watch, pages, r);
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
-    words[i] |= watch->chosen[i] & mask;
+    add_to_set(written, i, watch->chosen[i] & mask);
     if (mode == CollectMode::peek) remove_from(watch->chosen[i], mask);
   });
   return finish_chosen(*watch, pages, arm_chosen(*watch, pages));

@@ -179,10 +179,9 @@ Result<void> SoftDirtyProcess::collect(Watch& watch, ByteRange part, CollectMode
     if (auto r = gather_all(); !r) return r;
     if (auto r = clear_all(); !r) return r;
   }
-  const auto words = written.words();
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
     const std::uint64_t found = watch.gathered[i] & mask;
-    if (found != 0) words[i] |= found;
+    if (found != 0) written.add_to_word(i, found);
     if (mode == CollectMode::peek) return;
     if (found != 0) watch.gathered[i] &= ~mask;
     if ((watch.seen[i] & mask) != mask) watch.seen[i] |= mask;

@@ -122,10 +122,9 @@ Result<void> WriteProtectBackend::collect(ByteRange whole, ByteRange part, Colle
   for_each_step(pages, [&](PageRange step) {
     const ProtectedRange::StepWords words =
         mode == CollectMode::take ? protection.take_written(step) : protection.written(step);
-    const auto target = written.words();
     const std::size_t first = step.first / kStepPages * words.size();
-    for (std::size_t i = 0; i < words.size() && first + i < target.size(); ++i) {
-      if (words[i] != 0) target[first + i] |= words[i];
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      if (words[i] != 0) written.add_to_word(first + i, words[i]);
     }
   });
   return {};

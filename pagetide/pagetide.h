@@ -1,0 +1,5 @@
+#pragma once
+
+// Everything of the C API, for C11 and C++. The C++ API is in pagetide/pagetide.hpp.
+
+#include "pagetide/tracker/tracker_c.h"
