@@ -130,7 +130,8 @@ Result<double> first_touch(ByteRange range) {
 Result<double> prefill(TrackedPages& tracked) {
   if (auto r = drop(tracked.range()); !r) return propagate(r);
   Result<void> r;
-  const double seconds = seconds_of([&] { r = tracked.tracker().prefill(tracked.range(), Prefill::zero_page); });
+  const double seconds =
+      seconds_of([&] { r = tracked.tracker().prefill(tracked.range(), Prefill::zero_page); });
   if (!r) return propagate(r);
   return seconds;
 }

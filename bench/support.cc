@@ -49,6 +49,10 @@ void set_time_counter(benchmark::State& state, const std::string& name, double s
   }
 }
 
+void set_counter(benchmark::State& state, const std::string& name, double value) {
+  if (value != 0) state.counters[name] = value;
+}
+
 Pages::Pages(std::size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -49,6 +49,10 @@ struct Rounds {
 // The counter `name`_ns, `name`_us or `name`_ms.
 void set_time_counter(benchmark::State& state, const std::string& name, double seconds, Unit unit);
 
+// A counter; left out when it is zero. Google Benchmark also writes the variation of a counter over
+// the repetitions, and that of zeros is NaN, with which the report is no JSON.
+void set_counter(benchmark::State& state, const std::string& name, double value);
+
 // One side of a comparison. Does its set-up, then its work, and returns the seconds of the work.
 template <typename F>
 concept Side = requires(F& side) {
