@@ -17,6 +17,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/disabled_features.h" EXCLUDE
   PATTERN "tracker/hot_pages.h" EXCLUDE
   PATTERN "tracker/page_bits.h" EXCLUDE
+  PATTERN "tracker/watched_range.h" EXCLUDE
   PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE

@@ -19,7 +19,8 @@ struct BackendPromises {
 
 // What single back ends can be told.
 struct BackendSettings {
-  // uffd_sync: threads that resolve faults, at least 1. One resolves some tens of thousands a second.
+  // uffd_sync: threads that resolve faults, at least 1. One resolves some tens of thousands a
+  // second.
   std::size_t handler_threads = 1;
   // mprotect: mappings that splitting by protection may add, over all ranges of the process. 0 for
   // an eighth of vm.max_map_count, at most 8192. Past it, neighbours count as written too.
