@@ -1,15 +1,16 @@
 #pragma once
 
-// For one file of a test program.
-// The sanitizers' own handlers would stand in for "the handler that was there before".
+// For one file of a test program: the sanitizers' own handlers would stand in for "the handler that
+// was there before", and report faults that a test expects. Their libraries look for this function.
 #if defined(__SANITIZE_ADDRESS__)
-extern "C" const char* __asan_default_options();
-extern "C" const char* __asan_default_options() {  // NOLINT
-  return "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1";
-}
+#define PAGETIDE_SANITIZER_OPTIONS __asan_default_options
 #elif defined(__SANITIZE_THREAD__)
-extern "C" const char* __tsan_default_options();
-extern "C" const char* __tsan_default_options() {  // NOLINT
+#define PAGETIDE_SANITIZER_OPTIONS __tsan_default_options
+#endif
+#if defined(PAGETIDE_SANITIZER_OPTIONS)
+extern "C" __attribute__((visibility("default"))) const char* PAGETIDE_SANITIZER_OPTIONS();
+extern "C" const char* PAGETIDE_SANITIZER_OPTIONS() {  // NOLINT
   return "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1";
 }
+#undef PAGETIDE_SANITIZER_OPTIONS
 #endif
