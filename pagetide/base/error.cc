@@ -72,6 +72,9 @@ Error system_error(std::string_view what, int system_errno, std::string_view way
   message.append(what).append(": ").append(::strerrordesc_np(system_errno) != nullptr
                                                ? ::strerrordesc_np(system_errno)
                                                : "unknown error");
+  // Whatever was tried, these want one thing.
+  if (system_errno == EMFILE) way_out = "Raise the limit of open files (ulimit -n).";
+  if (system_errno == ENFILE) way_out = "Raise the system's limit of open files (fs.file-max).";
   if (!way_out.empty()) message.append(". ").append(way_out);
   return {code_of(system_errno), std::move(message), system_errno};
 }

@@ -57,6 +57,8 @@ class [[nodiscard]] Error {
   ErrorCode code_;
 };
 
+//
+// Test a Result<void> with `if (!r)`: its value() does not compile in Debian 12's tl::expected.
 template <typename T>
 using Result = tl::expected<T, Error>;
 
@@ -65,7 +67,8 @@ inline tl::unexpected<Error> failure(ErrorCode code, std::string message, int sy
 }
 
 // For a system call that failed: "cannot <what>: <strerror>. <way out>". The code follows from
-// errno (ENOSPC and EDQUOT, EACCES and EPERM, ENOMEM, ENOENT, EEXIST), else system_failure.
+// errno (ENOSPC and EDQUOT, EACCES and EPERM, ENOMEM, ENOENT, EEXIST), else system_failure. Where
+// descriptors ran out the way out is to have more, whatever was tried.
 PAGETIDE_API Error system_error(std::string_view what, int system_errno,
                                 std::string_view way_out = {});
 

@@ -125,7 +125,11 @@ Result<void> check_backend(BackendKind kind) {
   probed_with = now;
   const auto known = answers.find(kind);
   if (known != answers.end()) return known->second;
-  return answers.emplace(kind, probe(**way)).first->second;
+  auto answer = probe(**way);
+  // What is missing now may come: descriptors, memory, permissions. What the kernel lacks will not.
+  const bool stays = answer || answer.error().code() == ErrorCode::unsupported;
+  if (stays) answers.emplace(kind, answer);
+  return answer;
 }
 
 BackendChoice choose_backend(const BackendPromises& promises) {

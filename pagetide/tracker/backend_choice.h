@@ -33,9 +33,9 @@ struct BackendChoice {
 };
 
 // Tries a back end by really tracking a few pages of scratch memory: fails, with cause and way
-// out, when it cannot be had or gives a wrong answer here. The answer is found once per process
-// and per value of PAGETIDE_DISABLE. Thread-safe. Trying soft_dirty clears the soft-dirty bits of
-// the process, once.
+// out, when it cannot be had or gives a wrong answer here. An answer that cannot change (it works;
+// the kernel lacks it) is found once per process and per value of PAGETIDE_DISABLE. Thread-safe.
+// Trying soft_dirty clears the soft-dirty bits of the process, once.
 PAGETIDE_API Result<void> check_backend(BackendKind kind);
 
 // The first that works of: uffd_async; uffd_sigbus (needs never_syscall_target); uffd_sync (needs

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <optional>
 #include <vector>
@@ -26,11 +27,15 @@ tl::unexpected<Error> forked_failure() {
 }
 
 Result<void> discard(ByteRange range) {
-  if (const int r = sys::advise(range, MADV_DONTNEED); r < 0) {
-    return system_failure("purge memory (MADV_DONTNEED)", -r,
-                          "Memory locked with mlock() cannot be purged; unlock it.");
+  const int r = sys::advise(range, MADV_DONTNEED);
+  if (r == 0) return {};
+  if (r == -ENOMEM) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("cannot purge {} bytes at {:#x}: a part of it is not mapped.",
+                               range.size, range.begin));
   }
-  return {};
+  return system_failure("purge memory (MADV_DONTNEED)", -r,
+                        "Memory locked with mlock() cannot be purged; unlock it.");
 }
 
 std::uint64_t now_ns() {
@@ -96,11 +101,35 @@ struct Tracker::Impl {
     }
   }
 
-  void log_purge(ByteRange range) {
+  Result<void> check_purge(ByteRange range) {
+    std::size_t pages = 0;
+    bool anonymous = true;
+    for_each_touched(range, [&](const WatchedRange& watched, PageRange touched) {
+      pages += touched.count;
+      anonymous = anonymous && watched.is_anonymous(range);
+    });
+    if (pages * page_size() != range.size) {
+      return failure(ErrorCode::invalid_argument,
+                     fmt::format("cannot purge {} bytes at {:#x}: a part of it is not watched.",
+                                 range.size, range.begin));
+    }
+    if (anonymous) return {};
+    return failure(ErrorCode::unsupported,
+                   "cannot purge memory that has a file or memfd behind it: what the file holds "
+                   "would come back. Clear it with memset(), or map anonymous memory over it and "
+                   "watch that.");
+  }
+
+  // Of a purge that failed nobody knows how far it came: its pages are to be read.
+  void log_purge(ByteRange range, bool whole) {
     backend.purged(range.page_cover());
     for_each_touched(range, [&](WatchedRange& watched, PageRange pages) {
-      watched.note_purged(pages);
-      stats.pages_purged += pages.count;
+      if (whole) {
+        watched.note_purged(pages);
+        stats.pages_purged += pages.count;
+      } else {
+        watched.mark_pending(pages);
+      }
     });
   }
 };
@@ -325,7 +354,8 @@ void Tracker::mark_always_dirty(ByteRange range) {
 }
 
 Result<void> Tracker::purge(ByteRange range) {
-  if (!range.is_page_aligned()) {
+  const bool wraps = range.end() < range.begin;
+  if (wraps || !range.is_page_aligned()) {
     return failure(ErrorCode::invalid_argument,
                    fmt::format("cannot purge {} bytes at {:#x}: the range must be whole pages of "
                                "{} bytes.",
@@ -333,25 +363,16 @@ Result<void> Tracker::purge(ByteRange range) {
   }
   if (impl_->forked()) return discard(range);
   const RankedLock lock(impl_->mutex);
-  bool anonymous = true;
-  impl_->for_each_touched(range, [&](const WatchedRange& watched, PageRange) {
-    anonymous = anonymous && watched.is_anonymous(range);
-  });
-  if (!anonymous) {
-    return failure(ErrorCode::unsupported,
-                   "cannot purge memory that has a file or memfd behind it: what the file holds "
-                   "would come back. Clear it with memset(), or map anonymous memory over it and "
-                   "watch that.");
-  }
-  if (auto r = discard(range); !r) return r;
-  impl_->log_purge(range);
-  return {};
+  if (auto r = impl_->check_purge(range); !r) return r;
+  auto r = discard(range);
+  impl_->log_purge(range, r.has_value());
+  return r;
 }
 
 void Tracker::note_purged(ByteRange range) {
   if (impl_->forked()) return;
   const RankedLock lock(impl_->mutex);
-  impl_->log_purge(range);
+  impl_->log_purge(range, true);
 }
 
 Result<void> Tracker::prefill(ByteRange range, Prefill policy) {

@@ -133,9 +133,10 @@ class PAGETIDE_API Tracker {
   // Every collect from now on reports these pages.
   void mark_always_dirty(ByteRange range);
 
-  // MADV_DONTNEED and the log entry as one step; whole pages. In a forked child without the log.
-  // Errors: invalid_argument; system_failure where the memory is locked
-  // (mlock); unsupported where a file or memfd lies behind it, whose content would come back.
+  // MADV_DONTNEED and the log entry as one step, of whole pages of watched memory. In a forked
+  // child without the log. Errors: invalid_argument; unsupported where a file or memfd lies behind
+  // the memory, whose content would come back; system_failure where it is locked (mlock): then a
+  // part may be zero by now, and all of it counts as written.
   Result<void> purge(ByteRange range);
   // For memory that the caller purged himself: call it after the purge, before the pages are used
   // again. A collect between the two does not know of the purge yet; the next one does.

@@ -10,7 +10,11 @@
 #if defined(PAGETIDE_SANITIZER_OPTIONS)
 extern "C" __attribute__((visibility("default"))) const char* PAGETIDE_SANITIZER_OPTIONS();
 extern "C" const char* PAGETIDE_SANITIZER_OPTIONS() {  // NOLINT
-  return "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1";
+  return "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1"
+#if defined(__SANITIZE_THREAD__)
+         ":die_after_fork=0"  // forked children may start threads
+#endif
+      ;
 }
 #undef PAGETIDE_SANITIZER_OPTIONS
 #endif

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/utsname.h>
 
 #include <cstdlib>
@@ -9,6 +10,7 @@
 
 #include "pagetide/tracker/disabled_features.h"
 #include "pagetide/tracker/tracker.h"
+#include "tests/support/child_process.h"
 #include "tests/support/environment.h"
 #include "tests/support/mapping.h"
 #include "tests/support/memory_facts.h"
@@ -213,6 +215,34 @@ TEST(TrackerChoiceTest, a_tracker_can_have_several_handler_threads) {
       Tracker::create({.backend = BackendKind::uffd_sync, .settings = {.handler_threads = 0}});
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code(), ErrorCode::invalid_argument);
+}
+
+// And the advice is about what was missing.
+TEST(TrackerChoiceTest, what_was_missing_for_a_moment_is_tried_again) {
+  if (!check_backend(BackendKind::uffd_async)) PAGETIDE_SKIP("needs uffd_async");
+  EXPECT_EQ(run_in_child([]() -> std::string {
+              ::setenv("PAGETIDE_DISABLE", "tea", 1);  // nothing known yet under this value
+              rlimit before{};
+              ::getrlimit(RLIMIT_NOFILE, &before);
+              rlimit few = before;
+              few.rlim_cur = 3;
+              ::setrlimit(RLIMIT_NOFILE, &few);
+              const auto failed = check_backend(BackendKind::uffd_async);
+              ::setrlimit(RLIMIT_NOFILE, &before);
+              if (failed) return "it worked without descriptors";
+              const std::string& message = failed.error().message();
+              if (message.find("ulimit -n") == std::string::npos) return message;
+              const auto again = check_backend(BackendKind::uffd_async);
+              return again ? "" : again.error().message();
+            }),
+            "");
+}
+
+TEST(TrackerChoiceTest, the_parts_of_the_default_back_end_can_be_switched_off_too) {
+  for (const char* part : {"pagemap", "pagemap_scan", "userfaultfd"}) {
+    const Disabled disabled(part);
+    EXPECT_FALSE(check_backend(BackendKind::uffd_async)) << part;
+  }
 }
 
 TEST(TrackerChoiceTest, automatic_is_not_one_back_end) {

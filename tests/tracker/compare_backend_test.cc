@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <set>
 #include <string>
@@ -9,7 +10,9 @@
 #include "pagetide/tracker/tracker.h"
 #include "tests/support/child_process.h"
 #include "tests/support/mapping.h"
+#include "tests/support/memory_file.h"
 #include "tests/support/must.h"
+#include "tests/support/skip.h"
 
 namespace pagetide {
 namespace {
@@ -91,6 +94,32 @@ TEST_F(CompareBackendTest, memory_watched_again_starts_afresh) {
   backend_.unwatch(mapping.range());
   must(backend_.watch(mapping.range()));
   EXPECT_EQ(take(backend_, mapping), (Pages{1}));
+}
+
+TEST_F(CompareBackendTest, pages_that_cannot_be_read_are_passed_over_until_they_can) {
+  const UniqueFd fd = memory_file(4);
+  const Mapping mapping = Mapping::of_file(fd.get(), 4, MAP_SHARED);
+  must(backend_.watch(mapping.range()));
+  mapping.fill(1);
+  take(backend_, mapping);
+  ASSERT_EQ(::ftruncate(fd.get(), static_cast<off_t>(2 * page_size())), 0);
+  mapping.write(1, 2);
+  EXPECT_EQ(take(backend_, mapping), (Pages{1}));
+  ASSERT_EQ(::ftruncate(fd.get(), static_cast<off_t>(4 * page_size())), 0);
+  EXPECT_EQ(take(backend_, mapping), (Pages{2, 3}));  // zeros now
+}
+
+TEST_F(CompareBackendTest, guard_pages_are_passed_over) {
+  constexpr int kGuardInstall = 102;
+  const Mapping mapping(4);
+  must(backend_.watch(mapping.range()));
+  mapping.fill(1);
+  take(backend_, mapping);
+  if (::madvise(mapping.page(2), page_size(), kGuardInstall) != 0) {
+    PAGETIDE_SKIP("this kernel has no MADV_GUARD_INSTALL (Linux 6.13)");
+  }
+  mapping.write(3, 2);
+  EXPECT_EQ(take(backend_, mapping), (Pages{3}));
 }
 
 // A region is a reservation without access that is committed piece by piece; whoever collects all

@@ -92,6 +92,74 @@ TEST_F(UffdAsyncTest, a_shared_file_mapping_is_tracked) {
   EXPECT_EQ(watched.take(), Pages());
 }
 
+// The kernel drops page table entries of shared mappings when it reclaims their pages. An entry
+// that is empty may then hold a write that nobody has taken.
+class SharedMemoryTest : public testing::TestWithParam<BackendKind> {
+ protected:
+  void SetUp() override {
+    if (auto r = check_backend(GetParam()); !r) PAGETIDE_SKIP(r.error().message().c_str());
+  }
+  UniqueFd fd_ = memory_file(kPages);
+};
+
+INSTANTIATE_TEST_SUITE_P(every_back_end, SharedMemoryTest,
+                         testing::Values(BackendKind::uffd_async, BackendKind::uffd_sync,
+                                         BackendKind::uffd_sigbus, BackendKind::write_protect,
+                                         BackendKind::compare),
+                         [](const auto& kind) { return std::string(to_string(kind.param)); });
+
+TEST_P(SharedMemoryTest, a_written_page_whose_entry_was_dropped_is_reported) {
+  for (const int advice : {MADV_DONTNEED, MADV_PAGEOUT}) {
+    WatchedMemory watched(Mapping::of_file(fd_.get(), kPages, MAP_SHARED), {GetParam()});
+    watched.memory().fill(1);
+    (void)watched.take();
+    watched.memory().write(5, 2);
+    ASSERT_EQ(::madvise(watched.memory().page(0), watched.memory().range().size, advice), 0);
+    EXPECT_EQ(watched.take(), (Pages{5})) << advice;
+    EXPECT_EQ(*watched.memory().page(5), 2);
+    EXPECT_EQ(watched.take(), Pages());
+  }
+}
+
+TEST_P(SharedMemoryTest, a_first_write_to_an_untouched_page_whose_entry_was_dropped_is_reported) {
+  WatchedMemory watched(Mapping::of_file(fd_.get(), kPages, MAP_SHARED), {GetParam()});
+  (void)watched.take();
+  watched.memory().write(7, 2);
+  ASSERT_EQ(::madvise(watched.memory().page(0), watched.memory().range().size, MADV_DONTNEED), 0);
+  EXPECT_EQ(watched.take(), (Pages{7}));
+}
+
+TEST_P(SharedMemoryTest, what_stands_in_it_before_it_is_watched_is_in_the_first_take) {
+  const Mapping other = Mapping::of_file(fd_.get(), kPages, MAP_SHARED);
+  other.write(3, 9);
+  WatchedMemory watched(Mapping::of_file(fd_.get(), kPages, MAP_SHARED), {GetParam()});
+  EXPECT_TRUE(watched.take().contains(3));
+}
+
+TEST_P(SharedMemoryTest, random_writes_and_reclaims_lose_nothing) {
+  RandomSource random;
+  WatchedMemory watched(Mapping::of_file(fd_.get(), kPages, MAP_SHARED), {GetParam()});
+  std::vector<char> shadow(kPages, 0);
+  (void)watched.take();
+  for (std::size_t round = 0; round < scaled(300); ++round) {
+    for (std::size_t i = random.below(6); i > 0; --i) {
+      watched.memory().write(random.below(kPages), static_cast<char>(random.next()));
+      if (!random.one_in(3)) continue;
+      const std::size_t first = random.below(kPages);
+      ASSERT_EQ(
+          ::madvise(watched.memory().page(first), random.between(1, kPages - first) * page_size(),
+                    random.one_in(2) ? MADV_DONTNEED : MADV_PAGEOUT),
+          0);
+    }
+    const Pages taken = watched.take();
+    for (std::size_t page = 0; page < kPages; ++page) {
+      const char now = *watched.memory().page(page);
+      ASSERT_TRUE(now == shadow[page] || taken.contains(page)) << "lost page " << page;
+      shadow[page] = now;
+    }
+  }
+}
+
 // One range over anonymous memory, a private file and a memfd that lie side by side.
 TEST_F(UffdAsyncTest, a_range_of_several_mappings_is_one_watch) {
   const FileOfText file(4);
@@ -107,7 +175,7 @@ TEST_F(UffdAsyncTest, a_range_of_several_mappings_is_one_watch) {
   WatchedMemory watched(std::move(mapping));
   for (const std::size_t page : {0U, 5U, 9U, 15U}) watched.memory().write(page, 'x');
   EXPECT_EQ(*watched.memory().page(6), 'k');
-  EXPECT_EQ(watched.take(), (Pages{0, 5, 9, 15}));
+  EXPECT_EQ(watched.take(), (Pages{0, 5, 8, 9, 10, 11, 15}));  // of the shared part all
   EXPECT_EQ(watched.take(), Pages());
   for (const std::size_t page : {6U, 10U}) watched.memory().write(page, 'y');
   EXPECT_EQ(watched.take(), (Pages{6, 10}));
@@ -252,6 +320,21 @@ TEST_F(UffdAsyncTest, prefill_hides_no_content_of_files) {
         ASSERT_EQ(*watched.memory().page(page), 'm') << to_string(policy);
       }
     }
+  }
+}
+
+TEST_F(UffdAsyncTest, prefill_goes_on_over_the_border_of_two_mappings) {
+  for (const BackendKind kind :
+       {BackendKind::uffd_async, BackendKind::uffd_sync, BackendKind::uffd_sigbus}) {
+    if (!check_backend(kind)) continue;
+    Mapping mapping(kPages);
+    ASSERT_EQ(::madvise(mapping.page(3), 4 * page_size(), MADV_NOHUGEPAGE), 0);
+    WatchedMemory watched(std::move(mapping), {kind});
+    must(watched.tracker().prefill(watched.memory().range(), Prefill::zero_page));
+    for (std::size_t page = 0; page < kPages; ++page) EXPECT_EQ(*watched.memory().page(page), 0);
+    EXPECT_EQ(watched.take(), Pages()) << to_string(kind);
+    watched.memory().write(6, 1);
+    EXPECT_EQ(watched.take(), (Pages{6})) << to_string(kind);
   }
 }
 

@@ -48,19 +48,23 @@ TEST_P(MappingQueryTest, anonymous_memory_is_one_part) {
 
 TEST_P(MappingQueryTest, neighbours_of_one_kind_are_one_part) {
   const Mapping mapping(10);
-  ASSERT_EQ(::mprotect(mapping.page(4), page_size(), PROT_READ), 0);
+  ASSERT_EQ(::madvise(mapping.page(4), page_size(), MADV_NOHUGEPAGE), 0);
   EXPECT_EQ(parts_of(mapping.range()).size(), 1U);
+  ASSERT_EQ(::mprotect(mapping.page(4), page_size(), PROT_READ), 0);
+  const auto parts = parts_of(mapping.range());
+  ASSERT_EQ(parts.size(), 3U);
+  EXPECT_TRUE(parts[0].is_writable && !parts[1].is_writable && parts[1].is_readable);
 }
 
 TEST_P(MappingQueryTest, files_private_and_shared_are_parts_of_their_own) {
   const UniqueFd fd = memory_file(2);
   const Mapping mapping(10);
-  ASSERT_NE(
-      ::mmap(mapping.page(2), 2 * page_size(), PROT_READ, MAP_PRIVATE | MAP_FIXED, fd.get(), 0),
-      MAP_FAILED);
-  ASSERT_NE(
-      ::mmap(mapping.page(4), 2 * page_size(), PROT_READ, MAP_SHARED | MAP_FIXED, fd.get(), 0),
-      MAP_FAILED);
+  ASSERT_NE(::mmap(mapping.page(2), 2 * page_size(), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_FIXED, fd.get(), 0),
+            MAP_FAILED);
+  ASSERT_NE(::mmap(mapping.page(4), 2 * page_size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                   fd.get(), 0),
+            MAP_FAILED);
   const auto parts = parts_of(mapping.range());
   ASSERT_EQ(parts.size(), 4U);
   EXPECT_TRUE(parts[0] == (MappedPart{mapping.pages(0, 2), false, false, page_size()}));
@@ -95,8 +99,13 @@ std::map<std::uintptr_t, MapsLine> lines_by_address() {
     std::uint64_t inode = 0;
     fields >> std::hex >> begin >> dash >> end >> permissions >> offset >> device >> std::dec >>
         inode;
-    lines[begin] = {
-        {begin, end - begin}, permissions[0] == 'r', permissions[3] == 's', inode != 0, false};
+    MapsLine& line = lines[begin];
+    line.range = {begin, end - begin};
+    line.readable = permissions[0] == 'r';
+    line.writable = permissions[1] == 'w';
+    line.executable = permissions[2] == 'x';
+    line.shared = permissions[3] == 's';
+    line.is_file = inode != 0;
   }
   return lines;
 }
@@ -112,6 +121,8 @@ TEST(MapsReaderTest, reads_what_the_file_says) {
     if (other == lines.end() || other->second.range != line.range) continue;
     ++compared;
     EXPECT_EQ(line.readable, other->second.readable);
+    EXPECT_EQ(line.writable, other->second.writable);
+    EXPECT_EQ(line.executable, other->second.executable);
     EXPECT_EQ(line.shared, other->second.shared);
     EXPECT_EQ(line.is_file, other->second.is_file);
   }

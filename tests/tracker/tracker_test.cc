@@ -259,6 +259,20 @@ TEST_F(TrackerTest, a_purge_of_locked_memory_fails_and_is_not_logged) {
   EXPECT_EQ(tracker_.stats().pages_purged, 0U);
 }
 
+TEST_F(TrackerTest, memory_that_is_not_watched_is_not_purged) {
+  const Mapping mapping(8);
+  const WatchId watch = must(tracker_.watch(mapping.pages(2, 4)));
+  mapping.fill(42);
+  for (const ByteRange wrong :
+       {mapping.pages(0, 1), mapping.pages(1, 2), mapping.pages(5, 2), mapping.range()}) {
+    const auto r = tracker_.purge(wrong);
+    ASSERT_FALSE(r);
+    EXPECT_EQ(r.error().code(), ErrorCode::invalid_argument);
+  }
+  for (std::size_t page = 0; page < 8; ++page) EXPECT_EQ(*mapping.page(page), 42) << page;
+  EXPECT_FALSE(must(tracker_.collect(watch, CollectMode::take)).zeroed.any());
+}
+
 TEST_F(TrackerTest, a_failing_scan_makes_the_whole_part_written) {
   write(3);
   write(150);
@@ -578,8 +592,27 @@ TEST_F(TrackerTest, the_count_of_allocations_counts) {
 class RealTrackerTest : public testing::TestWithParam<BackendKind> {};
 
 INSTANTIATE_TEST_SUITE_P(every_back_end, RealTrackerTest,
-                         testing::Values(BackendKind::automatic, BackendKind::compare),
+                         testing::Values(BackendKind::automatic, BackendKind::uffd_sync,
+                                         BackendKind::uffd_sigbus, BackendKind::write_protect,
+                                         BackendKind::compare),
                          [](const auto& kind) { return std::string(to_string(kind.param)); });
+
+// The kernel goes up to the locked page; what came before is zero by then.
+TEST_P(RealTrackerTest, a_purge_that_fails_half_way_is_written_in_whole) {
+  const Mapping mapping(8);
+  Tracker tracker = must(Tracker::create({GetParam()}));
+  const WatchId watch = must(tracker.watch(mapping.range()));
+  mapping.fill(42);
+  ASSERT_TRUE(lock_memory(mapping.pages(4, 1)));
+  (void)must(tracker.collect(watch, CollectMode::take));
+  ASSERT_FALSE(tracker.purge(mapping.range()));
+  const Collected collected = must(tracker.collect(watch, CollectMode::take));
+  EXPECT_EQ(pages_of(collected.written), all_pages(8));
+  EXPECT_FALSE(collected.zeroed.any());
+  // And tracking goes on.
+  mapping.write(1, 5);
+  EXPECT_TRUE(must(tracker.collect(watch, CollectMode::take)).written.test(1));
+}
 
 TEST_P(RealTrackerTest, collect_into_a_reserved_value_allocates_nothing) {
   Tracker tracker = must(Tracker::create({GetParam()}));

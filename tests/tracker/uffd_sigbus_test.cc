@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 
+#include "tests/support/no_sanitizer_handlers.h"
 #include "tests/support/run_program.h"
 #include "tests/tracker/allocation_guard.h"
 #include "tests/tracker/fault_backend_suite.h"

@@ -11,6 +11,7 @@
 
 #include "pagetide/tracker/kernel/kernel_abi.h"
 #include "tests/support/kernel_writers.h"
+#include "tests/support/no_sanitizer_handlers.h"
 #include "tests/tracker/allocation_guard.h"
 #include "tests/tracker/fault_backend_suite.h"
 

@@ -1,5 +1,15 @@
 #include "pagetide/tracker/backends/compare_backend.h"
 
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <span>
+
+#include "pagetide/base/bytes.h"
+#include "pagetide/base/syscalls.h"
+#include "pagetide/tracker/kernel/kernel_abi.h"
 #include "pagetide/tracker/kernel/maps_reader.h"
 
 namespace pagetide {
@@ -19,10 +29,41 @@ void for_each_readable(ByteRange range, Visit&& visit) {
   }
 }
 
+// Calls visit(ByteRange) for pieces of one page table.
+template <typename Visit>
+void for_each_step(ByteRange range, Visit&& visit) {
+  constexpr std::size_t kStepBytes = std::size_t{2} << 20;
+  for (std::uintptr_t at = range.begin; at < range.end();) {
+    const std::uintptr_t end = std::min(range.end(), round_down(at + kStepBytes, kStepBytes));
+    visit(ByteRange{at, end - at});
+    at = end;
+  }
+}
+
+// Whether no page would raise a signal when it is read: a mapping can reach beyond the end of its
+// file, or have guard pages. Populates them, as reading would. Before Linux 5.14, which cannot
+// tell, there were no guard pages either, and files are read on trust.
+bool can_be_read_whole(ByteRange range) {
+  const int r = sys::advise(range, kernel::kMadvPopulateRead);
+  return r == 0 || r == -EINVAL;
+}
+
+// By the kernel, which fails where reading would raise a signal.
+bool read_carefully(const std::byte* page, std::span<std::byte> copy) {
+  const iovec local{copy.data(), copy.size()};
+  const iovec remote{const_cast<std::byte*>(page), copy.size()};  // NOLINT: it is only read
+  return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) ==
+         static_cast<ssize_t>(copy.size());
+}
+
 }  // namespace
 
 Result<CompareBackend> CompareBackend::open() {
-  return CompareBackend{};
+  CompareBackend backend;
+  auto copy = VirtualArray<std::byte>::create(page_size());
+  if (!copy) return propagate(copy);
+  backend.copy_ = std::move(*copy);
+  return backend;
 }
 
 Result<void> CompareBackend::watch(ByteRange range) {
@@ -39,16 +80,26 @@ void CompareBackend::unwatch(ByteRange range) {
 Result<void> CompareBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
                                      DirtyBitmap& written) {
   VirtualArray<Hash128>& table = hashes_.at(whole.begin);
+  const auto compare = [&](std::size_t page, const std::byte* content) {
+    const Hash128 now =
+        is_all_zero(content, page_size()) ? Hash128{} : hash128(content, page_size(), 0);
+    if (now == table[page]) return;
+    written.set(page);
+    if (mode == CollectMode::take) table[page] = now;
+  };
   for_each_readable(part, [&](ByteRange readable) {
-    const PageRange pages = PageRange::covering(readable, whole);
-    for (std::size_t page = pages.first; page < pages.end(); ++page) {
-      const std::byte* content = whole.data() + page * page_size();
-      const Hash128 now =
-          is_all_zero(content, page_size()) ? Hash128{} : hash128(content, page_size(), 0);
-      if (now == table[page]) continue;
-      written.set(page);
-      if (mode == CollectMode::take) table[page] = now;
-    }
+    for_each_step(readable, [&](ByteRange step) {
+      const PageRange pages = PageRange::covering(step, whole);
+      const bool is_whole = can_be_read_whole(step);
+      for (std::size_t page = pages.first; page < pages.end(); ++page) {
+        const std::byte* content = whole.data() + page * page_size();
+        if (is_whole) {
+          compare(page, content);
+        } else if (read_carefully(content, copy_.span())) {
+          compare(page, copy_.span().data());
+        }
+      }
+    });
   });
   return {};
 }

@@ -14,7 +14,8 @@ namespace pagetide {
 // about 0.4 us a page, and 16 bytes a page. It is the oracle of the tests.
 //
 // The first collect reports every page that is not all zero. Pages that cannot be read at the
-// moment (PROT_NONE) are passed over and compared by the first collect that can read them.
+// moment (PROT_NONE, guard pages, beyond the end of a file) are passed over and compared by the
+// first collect that can read them.
 class CompareBackend {
  public:
   static Result<CompareBackend> open();
@@ -30,6 +31,7 @@ class CompareBackend {
  private:
   // By start address. A zero hash stands for a page of zeros, so that untouched pages match.
   std::map<std::uintptr_t, VirtualArray<Hash128>> hashes_;
+  VirtualArray<std::byte> copy_;  // of one page
 };
 
 static_assert(DirtyBackend<CompareBackend>);

@@ -142,10 +142,14 @@ void FaultRecorder::for_each_watched(ByteRange range, Apply&& apply) {
 
 Result<void> FaultRecorder::watch(ByteRange range) {
   if (auto r = check_owner(); !r) return r;
-  if (auto parts = mappings_.trackable_parts_of(range); !parts) return propagate(parts);
+  auto parts = mappings_.trackable_parts_of(range);
+  if (!parts) return propagate(parts);
   const std::size_t words = divide_up(range.size / page_size(), 64);
   auto watch = std::make_unique<Watch>();
   watch->range = range;
+  for (const MappedPart& part : *parts) {
+    if (part.is_shared) watch->shared_parts.push_back(PageRange::covering(part.range, range));
+  }
   auto groups = VirtualArray<FaultGroup>::create(words);
   if (!groups) return propagate(groups);
   watch->groups = std::move(*groups);
@@ -255,6 +259,13 @@ Result<void> FaultRecorder::choose_populated(Watch& watch, PageRange pages) {
     run.count = std::min((i + 1) * 64, pages.end()) - run.first;
   });
   look();
+  // The kernel drops page table entries of shared mappings whose pages live on, so an empty one may
+  // hold a write. Once armed it leaves a marker.
+  for (const PageRange& shared : watch.shared_parts) {
+    for_each_word(shared.intersect(pages), [&](std::size_t i, std::uint64_t mask) {
+      add_to(watch.chosen[i], mask & ~watch.armed[i]);
+    });
+  }
   return result;
 }
 
@@ -331,17 +342,22 @@ Result<void> FaultRecorder::prefill_zero_pages(Watch& watch, ByteRange part) {
   // Without it a page that somebody wrote before it was armed could not be told.
   if (!populated_.knows_zero_pages()) return {};
   const PageRange pages = PageRange::covering(part, watch.range);
+  std::size_t step = kMaxPrefillBytes;
   std::uintptr_t at = part.begin;
   while (at < part.end()) {
     uffdio_zeropage request{};
-    request.range = {at, std::min<std::size_t>(kMaxPrefillBytes, part.end() - at)};
+    request.range = {at, std::min(step, part.end() - at)};
     const int r = sys::ioctl(uffd_.get(), UFFDIO_ZEROPAGE, &request);
     if (request.zeropage > 0) {
       const ByteRange mapped{at, static_cast<std::size_t>(request.zeropage)};
       set_bits(watch.chosen.span(), PageRange::covering(mapped, watch.range));
       at = mapped.end();
+      step = kMaxPrefillBytes;
     } else if (r == -EEXIST) {
       at += page_size();  // populated already: stays as it is
+    } else if (r == -ENOENT && request.range.len > page_size()) {
+      // One call takes no range of two mappings: up to the border, in ever smaller steps.
+      step = round_up(request.range.len / 2, page_size());
     } else if (r != -EAGAIN) {
       return finish_chosen(watch, pages,
                            system_failure("prefill with zero pages (UFFDIO_ZEROPAGE)", -r,

@@ -23,10 +23,11 @@ namespace pagetide {
 //                 written
 //   armed, clean  write-protected; its content is that of the last take
 //   armed, dirty  a handler let a write through since then
-// Only pages that are known to be populated are armed, so that untouched address space costs no
-// page tables. A purge (MADV_DONTNEED) takes the protection away without a word: purged() must be
-// told, before the next collect. mremap, munmap, MAP_FIXED, MADV_FREE and KSM (MADV_MERGEABLE,
-// which takes it away too) are forbidden in watched memory.
+// Of private memory only pages that are known to be populated are armed, so that untouched address
+// space costs no page tables; of shared mappings all are, by the first take, which reports them. A
+// purge (MADV_DONTNEED) takes the protection away without a word: purged() must be told, before the
+// next collect. mremap, munmap, MAP_FIXED, MADV_FREE and KSM (MADV_MERGEABLE, which takes it away
+// too) are forbidden in watched memory.
 //
 // Not thread-safe (a Tracker holds its lock); handlers and writers may run at any time. In a
 // forked child everything fails with ErrorCode::forked, and the end of the object leaves the
@@ -64,6 +65,7 @@ class FaultRecorder {
     VirtualArray<FaultGroup> groups;
     Words armed;
     Words chosen;  // pages that one operation works on; clear between operations
+    std::vector<PageRange> shared_parts;
     std::size_t slot = 0;
   };
 

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -39,7 +40,7 @@ struct Slot {
   std::atomic<FaultFunction> function = nullptr;
   std::atomic<void*> owner = nullptr;
   std::atomic<std::uint64_t> watches_ended = 0;
-  std::atomic<pid_t> only_in = 0;  // the process to which the watch is confined; 0: to none
+  std::atomic<pid_t> process = 0;  // that made the watch
 
   bool covers(const MemoryFault& fault) const {
     return fault.address - begin.load(std::memory_order_relaxed) <
@@ -114,19 +115,34 @@ FaultAnswer ask(std::size_t index, const MemoryFault& fault) {
   return answer;
 }
 
-bool resolve(const MemoryFault& fault) {
+// The answers of the watches that this process made, or of those it inherited.
+struct Answers {
+  bool is_resolved = false;
   bool is_settled = false;
   std::uint64_t generation = 0;
+};
+
+void ask_all(const MemoryFault& fault, bool inherited, Answers& answers) {
+  const pid_t here = ::getpid();
   const std::size_t count = slots_in_use.load(std::memory_order_acquire);
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < count && !answers.is_resolved; ++i) {
     if (!slots[i].covers(fault)) continue;
+    if ((slots[i].process.load(std::memory_order_relaxed) != here) != inherited) continue;
     const FaultAnswer answer = ask(i, fault);
-    if (answer.kind == FaultAnswer::Kind::resolved) return true;
-    if (answer.kind == FaultAnswer::Kind::not_mine) continue;
-    is_settled = true;
-    generation = mix(generation ^ answer.generation);
+    answers.is_resolved = answer.kind == FaultAnswer::Kind::resolved;
+    if (answer.kind != FaultAnswer::Kind::settled) continue;
+    answers.is_settled = true;
+    answers.generation = mix(answers.generation ^ answer.generation);
   }
-  return is_settled && !is_settled_again(fault, generation);
+}
+
+// A forked child asks its own watches first: what they let through they also record.
+bool resolve(const MemoryFault& fault) {
+  Answers answers;
+  ask_all(fault, false, answers);
+  if (!answers.is_resolved) ask_all(fault, true, answers);
+  if (answers.is_resolved) return true;
+  return answers.is_settled && !is_settled_again(fault, answers.generation);
 }
 
 // --- who was there before ---
@@ -270,22 +286,26 @@ void raise_to(std::atomic<std::size_t>& value, std::size_t least) {
   }
 }
 
+bool overlaps(const Slot& slot, int signal, ByteRange range) {
+  if (slot.state.load() != signal) return false;
+  return !ByteRange{slot.begin.load(), slot.size.load()}.intersect(range).empty();
+}
+
+// A forked child may watch what its parent watches.
 bool overlaps_another(std::size_t index, int signal, ByteRange range) {
+  const pid_t here = ::getpid();
   const std::size_t count = slots_in_use.load();
   for (std::size_t i = 0; i < count; ++i) {
-    if (i == index || slots[i].state.load() != signal) continue;
-    const pid_t only_in = slots[i].only_in.load();
-    if (only_in != 0 && only_in != ::getpid()) continue;
-    const ByteRange other{slots[i].begin.load(), slots[i].size.load()};
-    if (!other.intersect(range).empty()) return true;
+    if (i == index || slots[i].process.load() != here) continue;
+    if (overlaps(slots[i], signal, range)) return true;
   }
   return false;
 }
 
 }  // namespace
 
-Result<FaultWatch> FaultWatch::add(int signal, ByteRange range, FaultFunction function, void* owner,
-                                   InChild in_child) {
+Result<FaultWatch> FaultWatch::add(int signal, ByteRange range, FaultFunction function,
+                                   void* owner) {
   if ((signal != SIGSEGV && signal != SIGBUS) || range.empty() || function == nullptr) {
     return failure(ErrorCode::invalid_argument,
                    "cannot watch for faults: only SIGSEGV and SIGBUS, over a range that is not "
@@ -305,7 +325,7 @@ Result<FaultWatch> FaultWatch::add(int signal, ByteRange range, FaultFunction fu
   slot.size.store(range.size);
   slot.function.store(function);
   slot.owner.store(owner);
-  slot.only_in.store(in_child == InChild::gone ? ::getpid() : 0);
+  slot.process.store(::getpid());
   raise_to(slots_in_use, index + 1);
   slot.state.store(signal);
   FaultWatch watch(index + 1);
@@ -316,6 +336,15 @@ Result<FaultWatch> FaultWatch::add(int signal, ByteRange range, FaultFunction fu
                    "another tracker of the process. Share one tracker; it has several consumers.");
   }
   return watch;
+}
+
+bool FaultWatch::is_inherited(int signal, ByteRange range) {
+  const pid_t here = ::getpid();
+  const std::size_t count = slots_in_use.load();
+  return std::any_of(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(count),
+                     [&](const Slot& slot) {
+                       return slot.process.load() != here && overlaps(slot, signal, range);
+                     });
 }
 
 Result<void> FaultWatch::check_handler(int signal) {

@@ -26,7 +26,7 @@ namespace pagetide {
 //  - Never watch stacks, thread-local storage or memory of a handler itself: the kernel cannot
 //    deliver a signal onto a stack it may not write to.
 //  - A forked child inherits handler and watches: functions are called there for the child's own
-//    copy of the memory, where InChild::alive was asked for; others only keep their place.
+//    copy of the memory. It may watch the same ranges for itself; its own watches are asked first.
 
 // What a watch's function says to a fault.
 struct FaultAnswer {
@@ -53,12 +53,6 @@ struct MemoryFault {
 // the watch is gone. May do what a signal handler may; errno is kept for it.
 using FaultFunction = FaultAnswer (*)(void* owner, const MemoryFault& fault) noexcept;
 
-// What a watch is in a forked child.
-enum class InChild : std::uint8_t {
-  alive,  // goes on, since the memory still faults
-  gone,   // nothing is left of what it stood for: the range can be watched again there
-};
-
 // One watched range; ends with the value. Thread-safe, and so are the making and ending of others
 // meanwhile. Ending waits until no thread is inside the function any more, so what `owner` points
 // to may be freed afterwards. Faults that were on their way then count as settled: take
@@ -67,10 +61,12 @@ class FaultWatch {
  public:
   static constexpr std::size_t kMaxWatches = 1024;  // of all signals, in one process
 
-  // `signal` is SIGSEGV or SIGBUS. Errors: already_exists when a watch for the same signal
-  // overlaps `range`; out_of_memory when there are kMaxWatches; system_failure.
-  static Result<FaultWatch> add(int signal, ByteRange range, FaultFunction function, void* owner,
-                                InChild in_child = InChild::alive);
+  // `signal` is SIGSEGV or SIGBUS. Errors: already_exists when a watch of this process for the same
+  // signal overlaps `range`; out_of_memory when there are kMaxWatches; system_failure.
+  static Result<FaultWatch> add(int signal, ByteRange range, FaultFunction function, void* owner);
+
+  // Whether a part of `range` is watched by the process that this one was forked from.
+  static bool is_inherited(int signal, ByteRange range);
 
   // busy when the signal's handler is not ours any more: writes to watched memory might end in
   // the other one. Fine before the first watch for the signal.

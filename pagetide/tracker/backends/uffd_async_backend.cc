@@ -67,7 +67,9 @@ Result<void> UffdAsyncBackend::watch(ByteRange range) {
             : "Its mappings must allow write tracking: a shared file must be opened for writing.");
   }
   for (const MappedPart& part : *parts) {
-    if (part.is_file && !part.is_shared) private_files_[part.range.begin] = part.range;
+    if (part.is_file || part.is_shared) {
+      special_parts_[part.range.begin] = {part.range, part.is_shared};
+    }
   }
   return {};
 }
@@ -76,37 +78,57 @@ void UffdAsyncBackend::unwatch(ByteRange range) {
   // Before closing, always: kernels before 6.8.10 leave protection bits behind on close.
   uffdio_range request{range.begin, range.size};
   (void)sys::ioctl(fd_.get(), UFFDIO_UNREGISTER, &request);
-  private_files_.erase(private_files_.lower_bound(range.begin),
-                       private_files_.lower_bound(range.end()));
+  special_parts_.erase(special_parts_.lower_bound(range.begin),
+                       special_parts_.lower_bound(range.end()));
 }
 
-Result<void> UffdAsyncBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
-                                       DirtyBitmap& written) {
-  std::uintptr_t at = part.begin;
-  for (auto file = private_files_.lower_bound(whole.begin);
-       file != private_files_.end() && file->first < part.end(); ++file) {
-    const ByteRange inside = file->second.intersect({at, part.end() - at});
-    if (inside.empty()) continue;
-    if (auto r = scan({at, inside.begin - at}, false, mode, whole, written); !r) return r;
-    if (auto r = scan(inside, true, mode, whole, written); !r) return r;
-    at = inside.end();
-  }
-  return scan({at, part.end() - at}, false, mode, whole, written);
-}
+namespace {
 
-Result<void> UffdAsyncBackend::scan(ByteRange part, bool private_file, CollectMode mode,
-                                    ByteRange whole, DirtyBitmap& written) {
-  if (part.empty()) return {};
+ScanQuery anonymous_query() {
   ScanQuery query;
   query.mask = kernel::kPageWritten;
   query.anyof = kPopulated;
   query.returned = kernel::kPageWritten;
-  query.write_protect = mode == CollectMode::take;
-  if (private_file) {
-    query.inverted = kernel::kPageFile;
-    query.mask |= kernel::kPageFile;
+  return query;
+}
+
+ScanQuery private_file_query() {
+  ScanQuery query = anonymous_query();
+  query.inverted = kernel::kPageFile;
+  query.mask |= kernel::kPageFile;
+  return query;
+}
+
+ScanQuery shared_query() {
+  ScanQuery query = anonymous_query();
+  query.anyof = 0;
+  return query;
+}
+
+}  // namespace
+
+Result<void> UffdAsyncBackend::collect(ByteRange whole, ByteRange part, CollectMode mode,
+                                       DirtyBitmap& written) {
+  std::uintptr_t at = part.begin;
+  for (auto special = special_parts_.lower_bound(whole.begin);
+       special != special_parts_.end() && special->first < part.end(); ++special) {
+    const ByteRange inside = special->second.range.intersect({at, part.end() - at});
+    if (inside.empty()) continue;
+    const ByteRange before{at, inside.begin - at};
+    if (auto r = scan(before, anonymous_query(), mode, whole, written); !r) return r;
+    const ScanQuery query = special->second.is_shared ? shared_query() : private_file_query();
+    if (auto r = scan(inside, query, mode, whole, written); !r) return r;
+    at = inside.end();
   }
-  return scanner_.scan(part, query, [&](std::uintptr_t first, std::uintptr_t end, std::uint64_t) {
+  return scan({at, part.end() - at}, anonymous_query(), mode, whole, written);
+}
+
+Result<void> UffdAsyncBackend::scan(ByteRange part, const ScanQuery& query, CollectMode mode,
+                                    ByteRange whole, DirtyBitmap& written) {
+  if (part.empty()) return {};
+  ScanQuery asked = query;
+  asked.write_protect = mode == CollectMode::take;
+  return scanner_.scan(part, asked, [&](std::uintptr_t first, std::uintptr_t end, std::uint64_t) {
     written.set_range(PageRange::covering({first, end - first}, whole));
   });
 }
@@ -136,17 +158,22 @@ Result<void> UffdAsyncBackend::arm(ByteRange range, const ScanQuery& query) {
 Result<void> UffdAsyncBackend::map_zero_pages(ByteRange range) {
   // Steps keep mmap_lock short; 2 MiB is also one page table.
   constexpr std::size_t kStepBytes = std::size_t{2} << 20;
+  std::size_t step = kStepBytes;
   std::uintptr_t at = range.begin;
   while (at < range.end()) {
     uffdio_zeropage request{};
-    request.range = {at, std::min<std::size_t>(kStepBytes, range.end() - at)};
+    request.range = {at, std::min(step, range.end() - at)};
     // Wakes nobody: there are no readers of this descriptor.
     request.mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE;
     const int r = sys::ioctl(fd_.get(), UFFDIO_ZEROPAGE, &request);
     if (request.zeropage > 0) {
       at += static_cast<std::uintptr_t>(request.zeropage);
+      step = kStepBytes;
     } else if (r == -EEXIST) {
       at += page_size();  // populated already: stays as it is
+    } else if (r == -ENOENT && request.range.len > page_size()) {
+      // One call takes no range of two mappings: up to the border, in ever smaller steps.
+      step = round_up(request.range.len / 2, page_size());
     } else if (r != -EAGAIN) {
       return system_failure("prefill with zero pages (UFFDIO_ZEROPAGE)", -r,
                             "Prefill::none works without it.");

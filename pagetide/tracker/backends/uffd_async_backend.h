@@ -13,9 +13,17 @@ namespace pagetide {
 // itself and remembers it; PAGEMAP_SCAN reads and re-arms. Unprivileged (UFFD_USER_MODE_ONLY),
 // and the only mode in which system calls into tracked memory just work and are seen.
 //
-// Only populated pages are ever armed (WRITTEN, and PRESENT or SWAPPED): untouched address space
-// costs no page tables and no time. A page that was purged is therefore not reported; whoever
-// purges says so to the tracker.
+// Of private memory only populated pages are ever armed (WRITTEN, and PRESENT or SWAPPED):
+// untouched address space costs no page tables and no time. A page that was purged is therefore
+// not reported; whoever purges says so to the tracker.
+//
+// In private file mappings pages that were only read come back as written once registered; they
+// are told apart by having the file behind them.
+//
+// Of shared mappings an empty page table entry can stand for a page that was written: the kernel
+// drops those when it reclaims the page, which lives on in the page cache (an armed page leaves a
+// marker). So empty entries count as written, and are armed by markers: the first take reports
+// all of a shared mapping and builds all its page tables, later ones are exact.
 class UffdAsyncBackend {
  public:
   // Opens the descriptors. Fails with unsupported or permission_denied; whether the kernel also
@@ -31,7 +39,7 @@ class UffdAsyncBackend {
  private:
   Result<void> map_zero_pages(ByteRange range);
   Result<void> arm(ByteRange range, const ScanQuery& query);
-  Result<void> scan(ByteRange part, bool private_file, CollectMode mode, ByteRange whole,
+  Result<void> scan(ByteRange part, const ScanQuery& query, CollectMode mode, ByteRange whole,
                     DirtyBitmap& written);
 
   UffdAsyncBackend(UniqueFd fd, PagemapScanner scanner, MappingQuery mappings)
@@ -40,9 +48,12 @@ class UffdAsyncBackend {
   UniqueFd fd_;
   PagemapScanner scanner_;
   MappingQuery mappings_;
-  // Private file mappings among what is watched, by address: their pages that were only read
-  // come back as written once registered, and are told apart by having the file behind them.
-  std::map<std::uintptr_t, ByteRange> private_files_;
+  // Mappings among what is watched that need another question, by address.
+  struct SpecialPart {
+    ByteRange range;
+    bool is_shared = false;
+  };
+  std::map<std::uintptr_t, SpecialPart> special_parts_;
 };
 
 static_assert(DirtyBackend<UffdAsyncBackend>);

@@ -113,7 +113,7 @@ Result<void> UffdSigbusBackend::probe() {
 // Every fault finds its handler: that is there before the memory is registered and stays until
 // after it is not.
 Result<void> UffdSigbusBackend::watch(ByteRange range) {
-  auto faults = FaultWatch::add(SIGBUS, range, resolve, &parts_->table, InChild::gone);
+  auto faults = FaultWatch::add(SIGBUS, range, resolve, &parts_->table);
   if (!faults) return propagate(faults);
   if (auto r = parts_->recorder->watch(range); !r) return r;
   parts_->faults.insert_or_assign(range.begin, std::move(*faults));

@@ -9,7 +9,8 @@
 namespace pagetide {
 
 struct UffdSyncOptions {
-  // Threads that resolve faults; at least 1. One resolves some tens of thousands of faults a second.
+  // Threads that resolve faults; at least 1. One resolves some tens of thousands of faults a
+  // second.
   std::size_t handler_threads = 1;
   // How often, while something is watched, all threads that wait for a fault are woken to try
   // again. Linux before 6.18.42 can park a thread on a fault that is resolved already, and nobody

@@ -1,6 +1,7 @@
 #include "pagetide/tracker/backends/write_protect_backend.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -11,7 +12,6 @@
 
 #include "pagetide/base/syscalls.h"
 #include "pagetide/base/unique_fd.h"
-#include "pagetide/tracker/disabled_features.h"
 #include "pagetide/tracker/kernel/mapping_query.h"
 
 namespace pagetide {
@@ -34,14 +34,26 @@ std::size_t max_map_count() {
   return value;
 }
 
-// Whether no other process shares a part of the range. Unknown (no /proc) counts as shared.
+// Whether no other process shares a part of the range. Unknown (no /proc) counts as shared. Fails
+// where giving write access back would change what the memory may be used for.
 Result<bool> is_all_private(ByteRange range) {
   auto query = MappingQuery::open();
   if (!query) return false;
   auto parts = query->trackable_parts_of(range);
   if (!parts) return propagate(parts);
-  return std::none_of(parts->begin(), parts->end(),
-                      [](const MappedPart& part) { return part.is_shared; });
+  bool is_private = true;
+  for (const MappedPart& part : *parts) {
+    is_private = is_private && !part.is_shared;
+    // What cannot be accessed at all, a reservation, is not touched before it is written to.
+    if (!part.is_executable && part.is_writable == part.is_readable) continue;
+    // Armed by the parent of a forked child.
+    if (!part.is_executable && FaultWatch::is_inherited(SIGSEGV, part.range)) continue;
+    return failure(ErrorCode::unsupported,
+                   fmt::format("cannot watch {} bytes at {:#x} by page protection: they are not "
+                               "mapped for reading and writing alone, as they would be afterwards.",
+                               part.range.size, part.range.begin));
+  }
+  return is_private;
 }
 
 // Calls visit(the pages of `pages` in one step) for each step.
@@ -93,9 +105,7 @@ Result<WriteProtectBackend> WriteProtectBackend::open(const WriteProtectOptions&
   std::size_t bound = options.max_extra_mappings;
   if (bound == 0) bound = std::min(kDefaultExtraMappings, max_map_count() / 8);
   std::optional<PopulatedPages> populated;
-  if (!is_disabled("pagemap")) {
-    if (auto opened = PopulatedPages::open(); opened) populated = std::move(*opened);
-  }
+  if (auto opened = PopulatedPages::open(); opened) populated = std::move(*opened);
   return WriteProtectBackend(bound, std::move(populated));
 }
 

@@ -16,6 +16,9 @@ inline constexpr std::uint64_t kUffdFeatureWpAsync = 1ULL << 15;
 // flags of userfaultfd(2): faults from user mode only, allowed without privilege (5.11).
 inline constexpr int kUffdUserModeOnly = 1;
 
+// madvise: populate page tables for reading (5.14).
+inline constexpr int kMadvPopulateRead = 22;
+
 // PAGEMAP_SCAN on /proc/PID/pagemap (6.7).
 struct PageRegion {
   std::uint64_t start;
@@ -72,6 +75,9 @@ struct ProcmapQuery {
 static_assert(sizeof(ProcmapQuery) == 104);
 
 inline constexpr unsigned long kProcmapQuery = _IOWR('f', 17, ProcmapQuery);
+inline constexpr std::uint64_t kProcmapVmaReadable = 1 << 0;
+inline constexpr std::uint64_t kProcmapVmaWritable = 1 << 1;
+inline constexpr std::uint64_t kProcmapVmaExecutable = 1 << 2;
 inline constexpr std::uint64_t kProcmapVmaShared = 1 << 3;
 
 }  // namespace pagetide::kernel

@@ -18,6 +18,13 @@ namespace {
 // The usual size; only that it is not the system's page size matters.
 constexpr std::size_t kHugetlbBytes = std::size_t{2} << 20;
 
+// But for where they are.
+bool is_alike(const MappedPart& a, const MappedPart& b) {
+  return a.is_file == b.is_file && a.is_shared == b.is_shared && a.page_bytes == b.page_bytes &&
+         a.is_readable == b.is_readable && a.is_writable == b.is_writable &&
+         a.is_executable == b.is_executable;
+}
+
 tl::unexpected<Error> not_mapped(std::uintptr_t address) {
   return failure(
       ErrorCode::invalid_argument,
@@ -30,8 +37,9 @@ Result<MappedPart> find_in_maps(std::uintptr_t address) {
   MapsLine line;
   while (maps.next(line)) {
     if (!line.range.contains(address)) continue;
-    return MappedPart{line.range, line.is_file, line.shared,
-                      line.is_hugetlb ? kHugetlbBytes : page_size()};
+    return MappedPart{
+        line.range,    line.is_file,  line.shared,    line.is_hugetlb ? kHugetlbBytes : page_size(),
+        line.readable, line.writable, line.executable};
   }
   return not_mapped(address);
 }
@@ -58,7 +66,10 @@ Result<MappedPart> MappingQuery::part_at(std::uintptr_t address) {
       return MappedPart{{query.vma_start, query.vma_end - query.vma_start},
                         query.inode != 0,
                         (query.vma_flags & kernel::kProcmapVmaShared) != 0,
-                        query.vma_page_size};
+                        query.vma_page_size,
+                        (query.vma_flags & kernel::kProcmapVmaReadable) != 0,
+                        (query.vma_flags & kernel::kProcmapVmaWritable) != 0,
+                        (query.vma_flags & kernel::kProcmapVmaExecutable) != 0};
     }
     if (r == -ENOENT) return not_mapped(address);
     is_fast_ = false;
@@ -73,9 +84,7 @@ Result<std::vector<MappedPart>> MappingQuery::parts_of(ByteRange range) {
     if (!part) return propagate(part);
     const std::uintptr_t end = std::min(part->range.end(), range.end());
     part->range = {at, end - at};
-    const bool like_last = !parts.empty() && parts.back().is_file == part->is_file &&
-                           parts.back().is_shared == part->is_shared &&
-                           parts.back().page_bytes == part->page_bytes;
+    const bool like_last = !parts.empty() && is_alike(parts.back(), *part);
     if (like_last) {
       parts.back().range.size += part->range.size;
     } else {

@@ -15,6 +15,9 @@ struct MappedPart {
   bool is_file = false;        // has a file or memfd behind it
   bool is_shared = false;      // MAP_SHARED
   std::size_t page_bytes = 0;  // of its pages; not the system's for hugetlb
+  bool is_readable = true;
+  bool is_writable = true;
+  bool is_executable = false;
 };
 
 // Asks the kernel what is mapped: by PROCMAP_QUERY (Linux 6.11), which costs the same however

@@ -19,6 +19,8 @@ bool MapsReader::next(MapsLine& line) {
   std::array<int, 4> permissions{};
   for (int& c : permissions) c = character();
   line.readable = permissions[0] == 'r';
+  line.writable = permissions[1] == 'w';
+  line.executable = permissions[2] == 'x';
   line.shared = permissions[3] == 's';
   (void)character();
   skip_word();  // offset

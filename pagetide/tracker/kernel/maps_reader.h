@@ -14,6 +14,8 @@ namespace pagetide {
 struct MapsLine {
   ByteRange range;
   bool readable = false;
+  bool writable = false;
+  bool executable = false;
   bool shared = false;
   bool is_file = false;
   bool is_hugetlb = false;  // by its name, as far as it shows

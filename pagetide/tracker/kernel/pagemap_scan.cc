@@ -3,10 +3,15 @@
 #include <fcntl.h>
 
 #include "pagetide/base/syscalls.h"
+#include "pagetide/tracker/disabled_features.h"
 
 namespace pagetide {
 
 Result<PagemapScanner> PagemapScanner::open(std::size_t vector_regions) {
+  if (is_disabled("pagemap") || is_disabled("pagemap_scan")) {
+    return failure(ErrorCode::unsupported,
+                   "cannot scan page tables (PAGEMAP_SCAN): switched off by PAGETIDE_DISABLE.");
+  }
   UniqueFd fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) {
     return system_failure(

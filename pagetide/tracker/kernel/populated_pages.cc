@@ -21,6 +21,10 @@ constexpr std::uint64_t kEntrySwapped = std::uint64_t{1} << 62;
 }  // namespace
 
 Result<PopulatedPages> PopulatedPages::open() {
+  if (is_disabled("pagemap")) {
+    return failure(ErrorCode::unsupported,
+                   "cannot open /proc/self/pagemap: switched off by PAGETIDE_DISABLE.");
+  }
   UniqueFd fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) {
     return system_failure(
