@@ -244,6 +244,12 @@ Result<TrackerOptions> tracker_options(const pagetide_tracker_options* given) {
   if (!known) return propagate(known);
   auto backend = meaning_of(known->backend, kBackends, "pagetide_backend");
   if (!backend) return propagate(backend);
+  // For every back end, so that the mistake does not wait for a machine where AUTO takes uffd_sync.
+  if (known->sync_handler_threads == 0) {
+    return failure(ErrorCode::invalid_argument,
+                   "the option sync_handler_threads must be at least 1; "
+                   "pagetide_tracker_options_init() sets it to 1.");
+  }
   return TrackerOptions{.backend = *backend,
                         .never_syscall_target = known->never_syscall_target != 0,
                         .writers_held_in_takes = known->writers_held_in_takes != 0,
@@ -350,6 +356,11 @@ int pagetide_check_backend(int backend) {
   return at_border({}, [&]() -> Result<void> {
     auto kind = meaning_of(backend, kBackends, "pagetide_backend");
     if (!kind) return propagate(kind);
+    if (*kind == BackendKind::automatic) {
+      return failure(ErrorCode::invalid_argument,
+                     "PAGETIDE_BACKEND_AUTO is not one back end, so it cannot be checked; "
+                     "pagetide_tracker_create() finds the best one that works.");
+    }
     return pagetide::check_backend(*kind);
   });
 }
@@ -562,7 +573,8 @@ int pagetide_tracker_put_back(pagetide_tracker* tracker, pagetide_watch_id watch
 
 int pagetide_tracker_report_unchanged(pagetide_tracker* tracker, pagetide_watch_id watch,
                                       const uint64_t* words, size_t page_count) {
-  return at_border({{tracker, "tracker"}, {words, "words"}}, [&]() -> Result<void> {
+  if (words == nullptr && page_count > 0) return fail_for_null("words");
+  return at_border({{tracker, "tracker"}}, [&]() -> Result<void> {
     if (auto r = check_pages(tracker->tracker, watch, page_count); !r) return r;
     const std::span<const std::uint64_t> bits(words, pagetide::divide_up(page_count, 64));
     tracker->tracker.report_unchanged(from_c(watch), DirtyBitmap::from_words(bits, page_count));

@@ -17,9 +17,13 @@
 // thread must not be cancelled (pthread_cancel) in a call.
 //
 // fork(). A tracker belongs to the process that created it. A forked child may destroy it, which
-// leaves the parent's memory alone, and gets PAGETIDE_FORKED from collecting and watching. When
-// another thread was inside a call at the moment of the fork, the child's calls on this tracker
-// may wait for ever.
+// leaves the parent alone; its other calls on it either fail with PAGETIDE_FORKED (watch, unwatch,
+// add_consumer, take, peek, collect, reserve, put_back, report_unchanged) or do nothing and say 0
+// (remove_consumer, the mark functions, note_purged, prefill; statistics are all 0), but for purge,
+// which gives back the child's own pages. None waits for a lock of the tracker, whatever other
+// threads did at the moment of the fork. What the child writes to private memory is its own. What
+// it writes to shared memory (MAP_SHARED) changes the parent's memory too, and the parent's tracker
+// does not see that.
 //
 // Sizes are in bytes, and pages are of pagetide_page_size() bytes and numbered from the start of
 // their watched range.
@@ -57,12 +61,14 @@ typedef enum pagetide_error {
   PAGETIDE_FORKED = -15              // used in a child process of the one that opened it
 } pagetide_error;
 
-// "invalid_argument" for PAGETIDE_INVALID_ARGUMENT and so on, "ok" for 0 and more, "unknown" for
+// "invalid argument" for PAGETIDE_INVALID_ARGUMENT and so on, "ok" for 0 and more, "unknown" for
 // what this library does not know. Never null, never to be freed. O(1).
 PAGETIDE_API const char* pagetide_error_name(int error);
 
 // What the latest call of this thread that failed has to say: full sentences, with the cause and,
 // where there is one, the way out; "" while none has failed. Calls that succeed leave it as it is.
+// A text that names BackendKind::uffd_async means PAGETIDE_BACKEND_UFFD_ASYNC, and so on; only
+// BackendKind::write_protect has another name, PAGETIDE_BACKEND_MPROTECT.
 // Never null; belongs to the library, is good until this thread's next failing call or its end,
 // and holds at most 1023 bytes: what is longer is cut. Allocates nothing. O(1).
 PAGETIDE_API const char* pagetide_last_error_message(void);
@@ -89,9 +95,9 @@ typedef enum pagetide_backend {
 PAGETIDE_API const char* pagetide_backend_name(int backend);
 
 // 0 where this back end (not AUTO) works here, found by really tracking a few pages of scratch
-// memory; once per process and value of the environment variable PAGETIDE_DISABLE. Thread-safe.
-// Asking for soft_dirty clears the soft-dirty bits of the process, once. Takes a few milliseconds
-// the first time.
+// memory. An answer that cannot change (it works; the kernel lacks it) is found once per process
+// and value of the environment variable PAGETIDE_DISABLE. Thread-safe. Asking for soft_dirty clears
+// the soft-dirty bits of the process, once. Takes a few milliseconds the first time.
 // Errors: whatever the back end lacks, most often UNSUPPORTED or PERMISSION_DENIED.
 PAGETIDE_API int pagetide_check_backend(int backend);
 
@@ -104,11 +110,13 @@ PAGETIDE_API size_t pagetide_page_size(void);
 // by the kernel on its behalf (read(2) and the like).
 //
 // Not seen, with every back end but compare: writes through another mapping of the same memory,
-// through long-term pins (io_uring registered buffers, RDMA, VFIO), write(2) to the file under a
-// private mapping, and holes punched into a memfd. Declare such ranges with
-// pagetide_tracker_mark_always_dirty(). MADV_DONTNEED must go through pagetide_tracker_purge() or
-// be told by pagetide_tracker_note_purged(). Forbidden in watched memory: munmap, MAP_FIXED,
-// mremap, MADV_FREE.
+// in this process or another; through long-term pins (io_uring registered buffers, RDMA, VFIO);
+// write(2) to the file under a private mapping; and what empties the file or memfd behind the
+// memory: fallocate(2) with FALLOC_FL_PUNCH_HOLE, MADV_REMOVE, ftruncate(2). Declare such ranges
+// with pagetide_tracker_mark_always_dirty(). MADV_DONTNEED on private memory must go through
+// pagetide_tracker_purge() or be told by pagetide_tracker_note_purged(); on shared memory it
+// changes no content and need not be told. Forbidden in watched memory: munmap, MAP_FIXED, mremap,
+// MADV_FREE.
 typedef struct pagetide_tracker pagetide_tracker;
 
 // Fill it with pagetide_tracker_options_init() and change what you want. Later versions append
@@ -191,34 +199,44 @@ typedef uint64_t pagetide_watch_id;
 // Begins to track the `size` bytes at `address` (whole pages, mapped by the caller, who keeps them
 // mapped until unwatch or the tracker's end) and stores the name of the range in *watch. The first
 // collect reports what is populated by then.
+// Of a shared mapping (memfd, shared file, shared anonymous memory) uffd_async, uffd_sync and
+// uffd_sigbus report all pages in the first take, also those that nobody touched, and page tables
+// are built for all of it: 2 MiB a GiB. From then on they are exact. When the kernel reclaims pages
+// of a shared mapping it drops their page-table entries, those of written pages too, so an empty
+// entry cannot count as "not written".
 // Errors: ALREADY_EXISTS where a part is watched already by this tracker; FORKED; what the back end
 // has against this memory, such as a shared file mapping that cannot be written to.
 PAGETIDE_API int pagetide_tracker_watch(pagetide_tracker* tracker, void* address, size_t size,
                                         pagetide_watch_id* watch);
 
 // Ends it. O(populated pages).
+// Errors: INVALID_ARGUMENT where there is no such watch; FORKED.
 PAGETIDE_API int pagetide_tracker_unwatch(pagetide_tracker* tracker, pagetide_watch_id watch);
 
 // The next collect of every consumer reports the pages that these bytes touch, besides what it
-// finds. Bytes outside watched memory are ignored, here and in the functions below. O(pages / 64).
+// finds. Any bytes; those outside watched memory are ignored. O(pages / 64).
 PAGETIDE_API int pagetide_tracker_mark_dirty(pagetide_tracker* tracker, const void* address,
                                              size_t size);
 
 // Every collect from now on reports the pages that these bytes touch: for memory with writers that
-// nobody can see. Ends when the range is unwatched. O(pages / 64).
+// nobody can see. Ends when the range is unwatched. Any bytes; those outside watched memory are
+// ignored. O(pages / 64).
 PAGETIDE_API int pagetide_tracker_mark_always_dirty(pagetide_tracker* tracker, const void* address,
                                                     size_t size);
 
 // Gives the pages back to the system (MADV_DONTNEED), so that they read as zeros, and logs that as
-// one step. Whole pages. O(populated pages).
-// Errors: SYSTEM_FAILURE where the memory is locked (mlock) or not mapped; UNSUPPORTED where a file
-// or memfd lies behind it, whose content would come back. Where only a part is locked or not
-// mapped, the rest may have been given back already, and is not in the log.
+// one step. Whole pages, all of them watched by this tracker. In a forked child without the log.
+// O(populated pages).
+// Errors: INVALID_ARGUMENT where these are no whole pages or not all of them are watched, and
+// UNSUPPORTED where a file or memfd lies behind a part, whose content would come back: nothing is
+// purged then. SYSTEM_FAILURE where a part is locked (mlock), INVALID_ARGUMENT where one is not
+// mapped any more: some of the rest may be zero by then, so the next collect of every consumer
+// reports all of these pages as written.
 PAGETIDE_API int pagetide_tracker_purge(pagetide_tracker* tracker, void* address, size_t size);
 
 // For memory that the caller purged himself: call it after the purge, before the pages are used
-// again. A collect between the two does not know of the purge yet; the next one does.
-// O(pages / 64).
+// again. A collect between the two does not know of the purge yet; the next one does. Any bytes;
+// those outside watched memory are ignored. O(pages / 64).
 PAGETIDE_API int pagetide_tracker_note_purged(pagetide_tracker* tracker, const void* address,
                                               size_t size);
 
@@ -240,22 +258,22 @@ typedef enum pagetide_prefill {
 // to be freed. O(1).
 PAGETIDE_API const char* pagetide_prefill_name(int policy);
 
-// Prepares untouched pages of watched anonymous memory (whole pages) as the policy, a
-// pagetide_prefill, says, and arms them. Pages in use stay as they are. O(pages). In a forked child
-// it does nothing, and says 0.
+// Prepares the untouched pages that these bytes touch, inside watched anonymous memory, as the
+// policy, a pagetide_prefill, says, and arms them. Any bytes; those outside watched memory are
+// ignored. Pages in use, and those with a file or memfd behind them, stay as they are. O(pages).
 // Errors: what the kernel refuses; some of the pages may be prepared then.
 PAGETIDE_API int pagetide_tracker_prefill(pagetide_tracker* tracker, void* address, size_t size,
                                           int policy);
 
 // --- Consumers ---
 
-// Names one reader of a tracker's stream of writes, with epochs of its own. 0 is always there. The
-// number of a removed consumer is given to a later one.
+// Names one reader of a tracker's stream of writes, with epochs of its own; never used again for
+// another one. 0 is always there.
 typedef uint32_t pagetide_consumer_id;
 
 // Adds one, and stores its name in *consumer: it sees at least what is written from now on,
 // whatever the others take. Up to 8, consumer 0 included. O(watched ranges).
-// Errors: OUT_OF_MEMORY where there are 8.
+// Errors: OUT_OF_MEMORY where there are 8; FORKED.
 PAGETIDE_API int pagetide_tracker_add_consumer(pagetide_tracker* tracker,
                                                pagetide_consumer_id* consumer);
 
@@ -303,6 +321,7 @@ PAGETIDE_API void pagetide_collected_destroy(pagetide_collected* collected);
 // parts, so that it allocates nothing and can run while other threads are held wherever they were
 // (but inside this library, or the collect may wait for them for ever). Keeps what is in it.
 // O(pages / 64).
+// Errors: INVALID_ARGUMENT where there is no such watch; FORKED.
 PAGETIDE_API int pagetide_tracker_reserve(const pagetide_tracker* tracker, pagetide_watch_id watch,
                                           size_t part_count, pagetide_collected* collected);
 
@@ -311,7 +330,7 @@ PAGETIDE_API int pagetide_tracker_reserve(const pagetide_tracker* tracker, paget
 // page, not over the range: for the state of one instant, hold the writers. A scan that fails is no
 // error: see pagetide_collected_is_poisoned(). Allocates nothing where *collected was reserved and
 // nothing fails.
-// Errors: INVALID_ARGUMENT for a watch that was unwatched or a consumer that was removed; FORKED.
+// Errors: INVALID_ARGUMENT where there is no such watch or no such consumer; FORKED.
 // After OUT_OF_MEMORY *collected holds nothing of use, but nothing is lost: the next take reports
 // every page that was asked for.
 // With uffd_async 3 to 6 ns a clean populated page and 50 to 60 ns a written one; with compare
@@ -332,16 +351,17 @@ PAGETIDE_API int pagetide_tracker_collect(pagetide_tracker* tracker, pagetide_wa
                                           pagetide_collected* collected);
 
 // Gives back what a take of this watch and consumer found and nobody could use: its next collect
-// reports these pages as written. O(pages / 64). For a consumer that was removed, nothing is done.
-// Errors: INVALID_ARGUMENT for a watch that was unwatched, or pages beyond its end.
+// reports these pages as written. O(pages / 64). Where there is no such consumer, nothing is done.
+// Errors: INVALID_ARGUMENT where there is no such watch, or for pages beyond its end; FORKED.
 PAGETIDE_API int pagetide_tracker_put_back(pagetide_tracker* tracker, pagetide_watch_id watch,
                                            pagetide_consumer_id consumer,
                                            const pagetide_collected* collected);
 
 // Tells which pages of the latest take had not really changed, in the layout of
 // pagetide_collected_export(): statistics count the surplus, and adapt_to_hot_pages learns from it.
-// Pages beyond `page_count` are taken as changed. Allocates. O(pages / 64).
-// Errors: INVALID_ARGUMENT for a watch that was unwatched, or more pages than it has.
+// Pages beyond `page_count` are taken as changed. `words` may be null when that is 0. Allocates.
+// O(pages / 64).
+// Errors: INVALID_ARGUMENT where there is no such watch, or for more pages than it has; FORKED.
 PAGETIDE_API int pagetide_tracker_report_unchanged(pagetide_tracker* tracker,
                                                    pagetide_watch_id watch, const uint64_t* words,
                                                    size_t page_count);

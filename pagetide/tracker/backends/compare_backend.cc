@@ -1,9 +1,11 @@
 #include "pagetide/tracker/backends/compare_backend.h"
 
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <span>
 
@@ -16,23 +18,25 @@ namespace pagetide {
 
 namespace {
 
-// Calls visit(ByteRange) for what can be read of `range`: a region is reserved without access and
-// committed piece by piece. Where there is no /proc, all of it is taken to be readable.
+// One page table.
+constexpr std::size_t kStepBytes = std::size_t{2} << 20;
+
+// Calls visit(ByteRange, is_file) for what can be read of `range`: a region is reserved without
+// access and committed piece by piece. Where there is no /proc, all of it is taken to be readable.
 template <typename Visit>
 void for_each_readable(ByteRange range, Visit&& visit) {
   MapsReader mappings;
-  if (!mappings.valid()) return visit(range);
+  if (!mappings.valid()) return visit(range, true);
   MapsLine mapping;
   while (mappings.next(mapping) && mapping.range.begin < range.end()) {
     const ByteRange part = mapping.range.intersect(range);
-    if (mapping.readable && !part.empty()) visit(part);
+    if (mapping.readable && !part.empty()) visit(part, mapping.is_file);
   }
 }
 
 // Calls visit(ByteRange) for pieces of one page table.
 template <typename Visit>
 void for_each_step(ByteRange range, Visit&& visit) {
-  constexpr std::size_t kStepBytes = std::size_t{2} << 20;
   for (std::uintptr_t at = range.begin; at < range.end();) {
     const std::uintptr_t end = std::min(range.end(), round_down(at + kStepBytes, kStepBytes));
     visit(ByteRange{at, end - at});
@@ -40,20 +44,39 @@ void for_each_step(ByteRange range, Visit&& visit) {
   }
 }
 
-// Whether no page would raise a signal when it is read: a mapping can reach beyond the end of its
-// file, or have guard pages. Populates them, as reading would. Before Linux 5.14, which cannot
-// tell, there were no guard pages either, and files are read on trust.
-bool can_be_read_whole(ByteRange range) {
-  const int r = sys::advise(range, kernel::kMadvPopulateRead);
-  return r == 0 || r == -EINVAL;
-}
+// Which pages of a step can be read without a signal, as far as is easily known. A mapping can
+// reach beyond the end of its file, and anonymous memory can have guard pages.
+class SafePages {
+ public:
+  SafePages(ByteRange step, bool is_file) : begin_(step.begin) {
+    if (is_file) {
+      // Populates them, as reading would. Before Linux 5.14, which cannot tell, files are read on
+      // trust.
+      const int r = sys::advise(step, kernel::kMadvPopulateRead);
+      resident_.fill(r == 0 || r == -EINVAL ? 1 : 0);
+    } else if (::mincore(step.data(), step.size, resident_.data()) != 0) {
+      resident_.fill(0);
+    }
+  }
+  bool contains(const std::byte* page) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(page);
+    return (resident_.at((address - begin_) / page_size()) & 1U) != 0;
+  }
 
-// By the kernel, which fails where reading would raise a signal.
-bool read_carefully(const std::byte* page, std::span<std::byte> copy) {
+ private:
+  std::uintptr_t begin_;
+  std::array<unsigned char, kStepBytes / 4096> resident_;  // no page is smaller
+};
+
+// The page's content, copied by the kernel, which fails where reading would raise a signal; null
+// then. Where a sandbox forbids the call the page is read on trust: passing it over could lose a
+// write.
+const std::byte* read_carefully(const std::byte* page, std::span<std::byte> copy) {
   const iovec local{copy.data(), copy.size()};
   const iovec remote{const_cast<std::byte*>(page), copy.size()};  // NOLINT: it is only read
-  return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) ==
-         static_cast<ssize_t>(copy.size());
+  const ssize_t n = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
+  if (n == static_cast<ssize_t>(copy.size())) return copy.data();
+  return n < 0 && errno != EFAULT ? page : nullptr;
 }
 
 }  // namespace
@@ -87,17 +110,14 @@ Result<void> CompareBackend::collect(ByteRange whole, ByteRange part, CollectMod
     written.set(page);
     if (mode == CollectMode::take) table[page] = now;
   };
-  for_each_readable(part, [&](ByteRange readable) {
+  for_each_readable(part, [&](ByteRange readable, bool is_file) {
     for_each_step(readable, [&](ByteRange step) {
       const PageRange pages = PageRange::covering(step, whole);
-      const bool is_whole = can_be_read_whole(step);
+      const SafePages safe(step, is_file);
       for (std::size_t page = pages.first; page < pages.end(); ++page) {
         const std::byte* content = whole.data() + page * page_size();
-        if (is_whole) {
-          compare(page, content);
-        } else if (read_carefully(content, copy_.span())) {
-          compare(page, copy_.span().data());
-        }
+        if (!safe.contains(content)) content = read_carefully(content, copy_.span());
+        if (content != nullptr) compare(page, content);
       }
     });
   });
