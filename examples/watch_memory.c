@@ -74,8 +74,7 @@ int main(void) {
   take(tracker, watch, backup, "backup", collected);
   take(tracker, watch, statistics, "statistics", collected);
 
-  // Pages 1 and 2 go back to the system: they need not be copied, they are known to be zero. The
-  // back end compare, which only looks at what is there, calls them written.
+  // Pages 1 and 2 go back to the system: they need not be copied, they are known to be zero.
   check(pagetide_tracker_purge(tracker, memory + 1 * page, 2 * page));
   take(tracker, watch, backup, "backup", collected);
 

@@ -1,6 +1,8 @@
 #include "examples/kvm_guest/options.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
 
 #include "examples/kvm_guest/guest_program.h"
 #include "examples/kvm_guest/page_tables.h"
@@ -30,7 +32,7 @@ std::optional<Options> parse_options(int argc, char** argv, int* exit_status) {
   CLI::App app(kDescription, "kvm_guest");
   app.footer(kFooter);
   app.add_option("--rounds", options.rounds, "Rounds of work")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::uint32_t{1}, std::numeric_limits<std::uint32_t>::max()))
       ->capture_default_str();
   app.add_option("--memory-mib", memory_mib, "RAM of the guest")
       ->check(CLI::Range(std::size_t{1}, kMaxMemoryBytes / kMiB))

@@ -57,7 +57,6 @@ class [[nodiscard]] Error {
   ErrorCode code_;
 };
 
-//
 // Test a Result<void> with `if (!r)`: its value() does not compile in Debian 12's tl::expected.
 template <typename T>
 using Result = tl::expected<T, Error>;

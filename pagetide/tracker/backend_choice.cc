@@ -103,6 +103,18 @@ Result<void> probe(const Way& way) {
   return way.probe();
 }
 
+// What was found out about this machine.
+struct Answers {
+  std::mutex mutex;
+  std::string probed_with;  // the value of PAGETIDE_DISABLE
+  std::map<BackendKind, Result<void>> by_kind;
+};
+
+Answers& answers() {
+  static Answers all;
+  return all;
+}
+
 // Messages say what is wrong, then what to do.
 std::string_view first_sentence(std::string_view message) {
   message = message.substr(0, message.find(". "));
@@ -113,22 +125,24 @@ std::string_view first_sentence(std::string_view message) {
 }  // namespace
 
 Result<void> check_backend(BackendKind kind) {
-  static std::mutex mutex;
-  static std::string probed_with;
-  static std::map<BackendKind, Result<void>> answers;
   auto way = find_way(kind);
   if (!way) return propagate(way);
   const char* disabled = ::secure_getenv("PAGETIDE_DISABLE");
   const std::string now = disabled == nullptr ? std::string() : std::string(disabled);
-  const std::lock_guard lock(mutex);
-  if (probed_with != now) answers.clear();
-  probed_with = now;
-  const auto known = answers.find(kind);
-  if (known != answers.end()) return known->second;
+  Answers& known = answers();
+  {
+    const std::lock_guard lock(known.mutex);
+    if (known.probed_with != now) known.by_kind.clear();
+    known.probed_with = now;
+    const auto found = known.by_kind.find(kind);
+    if (found != known.by_kind.end()) return found->second;
+  }
+  // Without the lock: a child that is forked meanwhile could never take it.
   auto answer = probe(**way);
   // What is missing now may come: descriptors, memory, permissions. What the kernel lacks will not.
   const bool stays = answer || answer.error().code() == ErrorCode::unsupported;
-  if (stays) answers.emplace(kind, answer);
+  const std::lock_guard lock(known.mutex);
+  if (stays && known.probed_with == now) known.by_kind.insert_or_assign(kind, answer);
   return answer;
 }
 

@@ -70,10 +70,11 @@ struct TrackerStats {
 // Tells which pages of watched memory were written since the last take, by any thread of this
 // process or by the kernel on its behalf (read(2) and the like).
 //
-// Not seen, with every back end but compare: writes through another mapping of the same memory,
-// and through long-term pins (io_uring fixed buffers, RDMA, VFIO). Declare such ranges with
-// mark_always_dirty(). Purges (MADV_DONTNEED) must go through purge() or be told by
-// note_purged(). Forbidden in watched memory: munmap, MAP_FIXED, mremap, MADV_FREE.
+// Not seen, with every back end but compare: writes through another mapping of the same memory or
+// to the file under a private one, holes made in the file or memfd behind it, and writes through
+// long-term pins (io_uring registered buffers, RDMA, VFIO). Declare such ranges with
+// mark_always_dirty(). Purges (MADV_DONTNEED of private memory) must go through purge() or be told
+// by note_purged(). Forbidden in watched memory: munmap, MAP_FIXED, mremap, MADV_FREE.
 //
 // Thread-safe: every method may be called from any thread. A collect is atomic a page, not over
 // the range: for the state of one instant, hold the writers (that is what Snapshotter does).

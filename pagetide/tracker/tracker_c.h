@@ -201,9 +201,9 @@ typedef uint64_t pagetide_watch_id;
 // collect reports what is populated by then.
 // Of a shared mapping (memfd, shared file, shared anonymous memory) uffd_async, uffd_sync and
 // uffd_sigbus report all pages in the first take, also those that nobody touched, and page tables
-// are built for all of it: 2 MiB a GiB. From then on they are exact. When the kernel reclaims pages
-// of a shared mapping it drops their page-table entries, those of written pages too, so an empty
-// entry cannot count as "not written".
+// are built for all of it: 2 MiB a GiB. From then on they are exact. mprotect reports all pages in
+// the first take too. When the kernel reclaims pages of a shared mapping it drops their page-table
+// entries, those of written pages too, so an empty entry cannot count as "not written".
 // Errors: ALREADY_EXISTS where a part is watched already by this tracker; FORKED; what the back end
 // has against this memory, such as a shared file mapping that cannot be written to.
 PAGETIDE_API int pagetide_tracker_watch(pagetide_tracker* tracker, void* address, size_t size,

@@ -172,6 +172,42 @@ TEST_F(TrackerCUffdAsync, purged_pages_are_zeroed_and_not_written) {
   EXPECT_FALSE(pagetide_collected_has(watched.collected(), PAGETIDE_ZEROED, 3));
 }
 
+TEST_P(TrackerCCollect, a_purge_that_is_not_all_watched_purges_nothing) {
+  const Mapping mapping(8);
+  const TrackerHandle tracker = create(GetParam());
+  pagetide_watch_id watch = 0;
+  must_c(pagetide_tracker_watch(tracker.get(), mapping.page(0), 4 * page_size(), &watch));
+  mapping.fill(42);
+  EXPECT_EQ(pagetide_tracker_purge(tracker.get(), mapping.page(2), 4 * page_size()),
+            PAGETIDE_INVALID_ARGUMENT);
+  EXPECT_EQ(*mapping.page(2), 42);
+  EXPECT_EQ(*mapping.page(5), 42);
+}
+
+// The lock stops the purge behind the pages that are zero by then.
+TEST_P(TrackerCCollect, after_a_purge_that_fails_part_way_all_its_pages_are_written) {
+  WatchedByC watched(8, GetParam());
+  watched.memory().fill(42);
+  ASSERT_TRUE(lock_memory(watched.memory().pages(5, 1)));
+  watched.take();
+  EXPECT_EQ(pagetide_tracker_purge(watched.tracker(), watched.memory().page(2), 5 * page_size()),
+            PAGETIDE_SYSTEM_FAILURE);
+  EXPECT_EQ(*watched.memory().page(2), 0) << "nothing was purged, so this shows little";
+  EXPECT_EQ(watched.take(), (Pages{2, 3, 4, 5, 6}));
+  EXPECT_EQ(pages_of(watched.collected(), PAGETIDE_ZEROED), Pages());
+}
+
+// A byte of page 1 and one of page 2.
+TEST_F(TrackerCUffdAsync, prefill_takes_any_bytes) {
+  WatchedByC watched(8, PAGETIDE_BACKEND_UFFD_ASYNC);
+  must_c(pagetide_tracker_prefill(watched.tracker(), watched.memory().page(2) - 1, 2,
+                                  PAGETIDE_PREFILL_ZERO_PAGE));
+  for (const std::size_t page : {1U, 2U, 3U}) {
+    EXPECT_EQ(*static_cast<volatile char*>(watched.memory().page(page)), 0);
+  }
+  EXPECT_EQ(watched.take(), (Pages{3})) << "a page that was not armed counts as written when read";
+}
+
 TEST_F(TrackerCUffdAsync, prefill_does_what_its_policy_says) {
   for (const int policy : {PAGETIDE_PREFILL_AUTO, PAGETIDE_PREFILL_ZERO_PAGE,
                            PAGETIDE_PREFILL_MARKER, PAGETIDE_PREFILL_NONE}) {
@@ -398,6 +434,14 @@ TEST(TrackerCStats, count_what_consumers_tell_and_no_bits_beyond_the_pages) {
   EXPECT_EQ(stats_of(watched.tracker()).pages_unchanged, 3U + 6U + 3U);
   EXPECT_EQ(pagetide_tracker_report_unchanged(watched.tracker(), watched.watch(), words.data(), 71),
             PAGETIDE_INVALID_ARGUMENT);
+}
+
+TEST(TrackerCStats, count_nothing_where_nothing_is_told) {
+  WatchedByC watched(70);
+  EXPECT_EQ(pagetide_tracker_report_unchanged(watched.tracker(), watched.watch(), nullptr, 0),
+            PAGETIDE_OK)
+      << last_message();
+  EXPECT_EQ(stats_of(watched.tracker()).pages_unchanged, 0U);
 }
 
 TEST(TrackerCStats, count_what_was_done) {

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -210,10 +212,11 @@ TEST(TrackerCErrors, leave_errno_alone_and_so_does_success) {
     const Mapping mapping(4);
     ASSERT_TRUE(lock_memory(mapping.pages(0, 1)));
     errno = EDOM;
+    watch_all(tracker.get(), mapping);
+    EXPECT_EQ(errno, EDOM);
+    errno = EDOM;
     EXPECT_EQ(pagetide_tracker_purge(tracker.get(), mapping.page(0), page_size()),
               PAGETIDE_SYSTEM_FAILURE);
-    EXPECT_EQ(errno, EDOM);
-    watch_all(tracker.get(), mapping);
     EXPECT_EQ(errno, EDOM);
     errno = EDOM;
     (void)pagetide_check_backend(PAGETIDE_BACKEND_SOFT_DIRTY);
@@ -331,19 +334,38 @@ TEST(TrackerCOptions, pass_each_promise_on) {
   expect_same_choice(disabled, &options, {.writers_held_in_takes = true});
 }
 
+std::ptrdiff_t count_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
 TEST(TrackerCOptions, pass_the_number_of_handler_threads_on) {
   if (auto r = check_backend(BackendKind::uffd_sync); !r) {
     PAGETIDE_SKIP(r.error().message().c_str());
   }
-  pagetide_tracker_options options = default_options();
-  options.backend = PAGETIDE_BACKEND_UFFD_SYNC;
-  options.sync_handler_threads = 0;
-  pagetide_tracker* tracker = nullptr;
-  EXPECT_EQ(pagetide_tracker_create(&options, &tracker), PAGETIDE_INVALID_ARGUMENT);
-  const auto expected =
-      Tracker::create({.backend = BackendKind::uffd_sync, .settings = {.handler_threads = 0}});
-  ASSERT_FALSE(expected);
-  EXPECT_EQ(last_message(), expected.error().message());
+  for (const std::size_t threads : {std::size_t{1}, std::size_t{3}}) {
+    pagetide_tracker_options options = default_options();
+    options.backend = PAGETIDE_BACKEND_UFFD_SYNC;
+    options.sync_handler_threads = threads;
+    const std::ptrdiff_t before = count_threads();
+    const TrackerHandle tracker = create(options);
+    EXPECT_EQ(count_threads() - before, static_cast<std::ptrdiff_t>(threads));
+  }
+}
+
+TEST(TrackerCOptions, without_a_handler_thread_are_refused_for_every_back_end) {
+  for (const int backend :
+       {PAGETIDE_BACKEND_AUTO, PAGETIDE_BACKEND_UFFD_SYNC, PAGETIDE_BACKEND_COMPARE}) {
+    pagetide_tracker_options options = default_options();
+    options.backend = backend;
+    options.sync_handler_threads = 0;
+    pagetide_tracker* tracker = nullptr;
+    EXPECT_EQ(pagetide_tracker_create(&options, &tracker), PAGETIDE_INVALID_ARGUMENT);
+    EXPECT_EQ(last_message(),
+              "the option sync_handler_threads must be at least 1; "
+              "pagetide_tracker_options_init() sets it to 1.");
+    EXPECT_EQ(tracker, nullptr);
+  }
 }
 
 // Every second page written, which would need a mapping each; and how many are then reported.
@@ -386,7 +408,7 @@ TEST(TrackerCOptions, with_a_number_that_is_no_back_end_are_refused) {
 TEST(TrackerCBackends, are_checked_as_by_the_cpp_api) {
   for (const char* disabled : {"", "userfaultfd", "soft_dirty,mprotect"}) {
     const Disabled some(disabled);
-    for (int kind = 0; kind <= PAGETIDE_BACKEND_COMPARE; ++kind) {
+    for (int kind = PAGETIDE_BACKEND_UFFD_ASYNC; kind <= PAGETIDE_BACKEND_COMPARE; ++kind) {
       const auto expected = check_backend(static_cast<BackendKind>(kind));
       const int result = pagetide_check_backend(kind);
       ASSERT_EQ(result == PAGETIDE_OK, expected.has_value());
@@ -396,6 +418,13 @@ TEST(TrackerCBackends, are_checked_as_by_the_cpp_api) {
       EXPECT_EQ(pagetide_last_errno(), expected.error().system_errno());
     }
   }
+}
+
+TEST(TrackerCBackends, auto_is_not_one_to_be_checked) {
+  EXPECT_EQ(pagetide_check_backend(PAGETIDE_BACKEND_AUTO), PAGETIDE_INVALID_ARGUMENT);
+  EXPECT_EQ(last_message(),
+            "PAGETIDE_BACKEND_AUTO is not one back end, so it cannot be checked; "
+            "pagetide_tracker_create() finds the best one that works.");
 }
 
 TEST(TrackerCBackends, that_cannot_be_had_make_no_tracker) {
@@ -509,6 +538,51 @@ TEST(TrackerCFork, a_child_is_refused_and_can_destroy) {
             "");
   watched.memory().write(4, 1);
   EXPECT_EQ(watched.take(), (Pages{3, 4}));
+}
+
+// What each call that can say so says in a child, in the order of the header.
+std::vector<int> answers_in_child(const WatchedByC& watched) {
+  pagetide_tracker* t = watched.tracker();
+  pagetide_collected* c = watched.collected();
+  const pagetide_watch_id w = watched.watch();
+  pagetide_consumer_id consumer = 0;
+  const std::uint64_t words = 1;
+  return {pagetide_tracker_unwatch(t, w),
+          pagetide_tracker_add_consumer(t, &consumer),
+          pagetide_tracker_reserve(t, w, 1, c),
+          pagetide_tracker_peek(t, w, 0, c),
+          pagetide_tracker_collect(t, w, 0, PAGETIDE_TAKE, nullptr, 0, c),
+          pagetide_tracker_put_back(t, w, 0, c),
+          pagetide_tracker_report_unchanged(t, w, &words, 1)};
+}
+
+std::vector<int> answers_of_what_does_nothing_in_child(const WatchedByC& watched) {
+  pagetide_tracker* t = watched.tracker();
+  char* at = watched.memory().page(5);
+  pagetide_tracker_stats stats;
+  stats.size = sizeof stats;
+  return {pagetide_tracker_remove_consumer(t, 1),
+          pagetide_tracker_mark_dirty(t, at, 1),
+          pagetide_tracker_mark_always_dirty(t, at, 1),
+          pagetide_tracker_note_purged(t, at, 1),
+          pagetide_tracker_prefill(t, at, 1, PAGETIDE_PREFILL_AUTO),
+          pagetide_tracker_get_stats(t, &stats)};
+}
+
+TEST(TrackerCFork, every_other_call_of_a_child_is_refused_or_does_nothing) {
+  WatchedByC watched(8, PAGETIDE_BACKEND_AUTO);
+  watched.take();
+  EXPECT_EQ(run_in_child([&]() -> std::string {
+              for (const int answer : answers_in_child(watched)) {
+                if (answer != PAGETIDE_FORKED) return pagetide_error_name(answer);
+              }
+              for (const int answer : answers_of_what_does_nothing_in_child(watched)) {
+                if (answer != PAGETIDE_OK) return last_message();
+              }
+              return {};
+            }),
+            "");
+  EXPECT_EQ(watched.take(), Pages());
 }
 
 // --- Threads ---

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -65,6 +66,44 @@ TEST_F(UffdAsyncTest, a_hole_punched_under_a_write_protect_marker_is_unseen) {
             0);
   EXPECT_EQ(watched.take(), Pages());
   EXPECT_EQ(*watched.memory().page(4), 0);
+}
+
+// A page that is there and armed, and is taken out of the file under it.
+enum class Hole { punched, removed, cut_off };
+
+class HoleTest : public UffdAsyncTest, public testing::WithParamInterface<Hole> {
+ protected:
+  static bool make(Hole how, int fd, const Mapping& mapping, std::size_t page) {
+    const auto offset = static_cast<off_t>(page * page_size());
+    const auto size = static_cast<off_t>(page_size());
+    switch (how) {
+      case Hole::punched:
+        return ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, size) == 0;
+      case Hole::removed:
+        return ::madvise(mapping.page(page), page_size(), MADV_REMOVE) == 0;
+      case Hole::cut_off:
+        return ::ftruncate(fd, offset) == 0 && ::ftruncate(fd, offset + size) == 0;
+    }
+    return false;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(each, HoleTest,
+                         testing::Values(Hole::punched, Hole::removed, Hole::cut_off));
+
+TEST_P(HoleTest, is_unseen_by_all_but_compare) {
+  for (const BackendKind kind :
+       {BackendKind::uffd_async, BackendKind::uffd_sync, BackendKind::uffd_sigbus,
+        BackendKind::write_protect, BackendKind::compare}) {
+    if (!check_backend(kind)) continue;
+    const UniqueFd fd = memory_file(kPages);
+    WatchedMemory watched(Mapping::of_file(fd.get(), kPages, MAP_SHARED), {kind});
+    watched.arm();
+    ASSERT_TRUE(make(GetParam(), fd.get(), watched.memory(), kPages - 1)) << std::strerror(errno);
+    EXPECT_EQ(watched.take(), kind == BackendKind::compare ? Pages{kPages - 1} : Pages())
+        << to_string(kind);
+    EXPECT_EQ(*watched.memory().page(kPages - 1), 0);
+  }
 }
 
 // A buffer is pinned when it is registered; from then on the kernel writes to the pages and not
