@@ -32,9 +32,8 @@ Arena::~Arena() = default;
 namespace {
 
 Result<std::unique_ptr<Region>> reserve_region(const ArenaOptions& options) {
-  auto region =
-      Region::reserve({options.reserve_bytes, options.base, options.prefill, options.backend,
-                       options.hot_pages});
+  auto region = Region::reserve(
+      {options.reserve_bytes, options.base, options.prefill, options.backend, options.hot_pages});
   if (!region) return propagate(region);
   return std::make_unique<Region>(std::move(*region));
 }

@@ -114,8 +114,9 @@ void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output
 
 // Of an automatic choice other than the best.
 std::string_view cost_of(BackendKind fallback) {
-  return fallback == BackendKind::compare ? "each one reads the whole heap"
-                                          : "first writes to a page cost ten times as much and more";
+  return fallback == BackendKind::compare
+             ? "each one reads the whole heap"
+             : "first writes to a page cost ten times as much and more";
 }
 
 // Whether what was chosen was found to work.
