@@ -21,6 +21,7 @@
 #include "tests/support/must.h"
 #include "tests/support/page_sets.h"
 #include "tests/support/random_source.h"
+#include "tests/support/skip.h"
 
 namespace pagetide {
 namespace {
@@ -589,7 +590,13 @@ TEST_F(TrackerTest, the_count_of_allocations_counts) {
   EXPECT_EQ(value.written.size(), kPages);
 }
 
-class RealTrackerTest : public testing::TestWithParam<BackendKind> {};
+class RealTrackerTest : public testing::TestWithParam<BackendKind> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == BackendKind::automatic) return;
+    if (auto r = check_backend(GetParam()); !r) PAGETIDE_SKIP(r.error().message().c_str());
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(every_back_end, RealTrackerTest,
                          testing::Values(BackendKind::automatic, BackendKind::uffd_sync,

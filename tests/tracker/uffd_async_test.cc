@@ -428,55 +428,6 @@ TEST_F(UffdAsyncTest, random_writes_to_populated_memory_are_reported_exactly) {
   }
 }
 
-// Whatever a writer stores while takes run: it is in the copy that is made after the take, or the
-// next take reports it. The copy ends up equal to the memory.
-TEST_F(UffdAsyncTest, nothing_is_lost_while_writers_run) {
-  RandomSource random;
-  constexpr std::size_t kPages = 512;
-  const std::size_t words = page_size() / sizeof(std::uint64_t);
-  WatchedMemory watched{Mapping(kPages)};
-  const auto word = [&](std::size_t page, std::size_t i) {
-    return std::atomic_ref(reinterpret_cast<std::uint64_t*>(watched.memory().page(page))[i]);
-  };
-  std::vector<std::uint64_t> copy(kPages * words);
-  const auto take_and_copy = [&] {
-    for (const std::size_t page : watched.take()) {
-      for (std::size_t i = 0; i < words; ++i) {
-        copy[page * words + i] = word(page, i).load(std::memory_order_relaxed);
-      }
-    }
-  };
-
-  std::atomic<bool> stop{false};
-  std::atomic<std::uint64_t> writes{0};
-  std::vector<std::thread> writers;
-  for (int i = 0; i < 2; ++i) {
-    writers.emplace_back([&, seed = random.next()] {
-      RandomSource own(seed);
-      while (!stop.load(std::memory_order_relaxed)) {
-        for (int n = 0; n < 100; ++n) {
-          word(own.below(kPages), own.below(words)).store(own.next(), std::memory_order_relaxed);
-        }
-        writes.fetch_add(100, std::memory_order_relaxed);
-      }
-    });
-  }
-  const std::uint64_t enough = scaled(200'000);
-  std::size_t takes = 0;
-  for (; takes < scaled(300) || writes.load() < enough; ++takes) take_and_copy();
-  stop.store(true);
-  for (std::thread& writer : writers) writer.join();
-  take_and_copy();
-  std::printf("%zu takes during %llu writes\n", takes,
-              static_cast<unsigned long long>(writes.load()));
-  for (std::size_t page = 0; page < kPages; ++page) {
-    for (std::size_t i = 0; i < words; ++i) {
-      ASSERT_EQ(word(page, i).load(), copy[page * words + i])
-          << "word " << i << " of page " << page;
-    }
-  }
-}
-
 // --- the scanner alone ---
 
 class ScannerTest : public UffdAsyncTest {

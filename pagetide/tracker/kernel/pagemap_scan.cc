@@ -1,27 +1,21 @@
 #include "pagetide/tracker/kernel/pagemap_scan.h"
 
-#include <fcntl.h>
-
 #include "pagetide/base/syscalls.h"
 #include "pagetide/tracker/disabled_features.h"
+#include "pagetide/tracker/kernel/pagemap_file.h"
 
 namespace pagetide {
 
 Result<PagemapScanner> PagemapScanner::open(std::size_t vector_regions) {
-  if (is_disabled("pagemap") || is_disabled("pagemap_scan")) {
+  if (is_disabled("pagemap_scan")) {
     return failure(ErrorCode::unsupported,
                    "cannot scan page tables (PAGEMAP_SCAN): switched off by PAGETIDE_DISABLE.");
   }
-  UniqueFd fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) {
-    return system_failure(
-        "open /proc/self/pagemap", errno,
-        "A process that changed its user id without exec is not dumpable: open the "
-        "tracker before, or call prctl(PR_SET_DUMPABLE, 1); /proc must be mounted.");
-  }
+  auto fd = open_own_pagemap();
+  if (!fd) return propagate(fd);
   auto vector = VirtualArray<kernel::PageRegion>::create(vector_regions);
   if (!vector) return propagate(vector);
-  return PagemapScanner(std::move(fd), std::move(*vector));
+  return PagemapScanner(std::move(*fd), std::move(*vector));
 }
 
 Result<void> PagemapScanner::scan(

@@ -1,9 +1,8 @@
 #include "pagetide/tracker/kernel/populated_pages.h"
 
-#include <fcntl.h>
-
 #include "pagetide/base/syscalls.h"
 #include "pagetide/tracker/disabled_features.h"
+#include "pagetide/tracker/kernel/pagemap_file.h"
 
 namespace pagetide {
 
@@ -21,22 +20,13 @@ constexpr std::uint64_t kEntrySwapped = std::uint64_t{1} << 62;
 }  // namespace
 
 Result<PopulatedPages> PopulatedPages::open() {
-  if (is_disabled("pagemap")) {
-    return failure(ErrorCode::unsupported,
-                   "cannot open /proc/self/pagemap: switched off by PAGETIDE_DISABLE.");
-  }
-  UniqueFd fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) {
-    return system_failure(
-        "open /proc/self/pagemap", errno,
-        "A process that changed its user id without exec is not dumpable: open the "
-        "tracker before, or call prctl(PR_SET_DUMPABLE, 1); /proc must be mounted.");
-  }
+  auto fd = open_own_pagemap();
+  if (!fd) return propagate(fd);
   auto runs = VirtualArray<kernel::PageRegion>::create(kRuns);
   if (!runs) return propagate(runs);
   auto entries = VirtualArray<std::uint64_t>::create(kRuns);
   if (!entries) return propagate(entries);
-  PopulatedPages pages(std::move(fd), std::move(*runs), std::move(*entries));
+  PopulatedPages pages(std::move(*fd), std::move(*runs), std::move(*entries));
   pages.scans_ = !is_disabled("pagemap_scan") && pages.can_scan();
   return pages;
 }
