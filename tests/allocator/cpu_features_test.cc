@@ -1,19 +1,31 @@
 #include "pagetide/allocator/clear/cpu_features.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 
+#include "pagetide/base/bytes.h"
+#include "pagetide/tracker/kernel/kernel_release.h"
 #include "tests/support/skip.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace pagetide {
 namespace {
+
+using namespace literals;
 
 constexpr std::uint32_t bit(unsigned position) {
   return std::uint32_t{1} << position;
@@ -82,8 +94,19 @@ TEST(CpuFeaturesTest, no_leaves_no_features) {
   EXPECT_EQ(features.family, 0U);
   EXPECT_FALSE(features.rep_good || features.erms || features.fsrm || features.fzrm ||
                features.fsrs || features.fast_short_stosb || features.avx2 || features.avx512 ||
-               features.clzero);
+               features.avx_vnni || features.clzero || features.hypervisor);
+  EXPECT_EQ(features.l1d_bytes, 0U);
+  EXPECT_EQ(features.l2_bytes, 0U);
   EXPECT_EQ(features.l3_bytes, 0U);
+  EXPECT_EQ(features.l3_share_bytes, 0U);
+}
+
+TEST(CpuFeaturesTest, hypervisor_is_the_bit_that_hardware_never_sets) {
+  CpuidLeaves leaves = leaves_of(kIntel, kSapphireRapids);
+  leaves.leaf_1.ecx = ~bit(31);
+  EXPECT_FALSE(decode_cpu_features(leaves).hypervisor);
+  leaves.leaf_1.ecx = bit(31);
+  EXPECT_TRUE(decode_cpu_features(leaves).hypervisor);
 }
 
 TEST(CpuFeaturesTest, vectors_are_usable_with_the_operating_system_alone) {
@@ -120,6 +143,20 @@ TEST(CpuFeaturesTest, avx512_needs_f_and_bw) {
   CpuidLeaves leaves = leaves_with_vectors();
   leaves.leaf_7_0.ebx &= ~bit(5);
   EXPECT_FALSE(decode_cpu_features(leaves).avx2);
+}
+
+TEST(CpuFeaturesTest, avx_vnni_is_in_the_second_subleaf_and_needs_the_state_of_avx) {
+  CpuidLeaves leaves = leaves_with_vectors();
+  leaves.leaf_7_1.eax = bit(4);
+  EXPECT_FALSE(decode_cpu_features(leaves).avx_vnni);  // there is no such subleaf
+  leaves.leaf_7_0.eax = 1;
+  EXPECT_TRUE(decode_cpu_features(leaves).avx_vnni);
+  leaves.xcr0 = 0x3;
+  EXPECT_FALSE(decode_cpu_features(leaves).avx_vnni);
+  leaves.xcr0 = 0x7;
+  EXPECT_TRUE(decode_cpu_features(leaves).avx_vnni);
+  leaves.leaf_7_1.eax = ~bit(4);
+  EXPECT_FALSE(decode_cpu_features(leaves).avx_vnni);
 }
 
 TEST(CpuFeaturesTest, string_bits_are_where_the_manual_says) {
@@ -199,29 +236,106 @@ TEST(CpuFeaturesTest, rep_good_follows_family_and_model) {
   EXPECT_FALSE(rep_good(nobody, kSapphireRapids));
 }
 
-CpuidRegisters cache(std::uint32_t type, std::uint32_t level, std::uint32_t ways,
-                     std::uint32_t sets) {
-  return {.eax = type | (level << 5), .ebx = ((ways - 1) << 22) | 63, .ecx = sets - 1, .edx = 0};
+CpuidRegisters cache(std::uint32_t type, std::uint32_t level, std::uint32_t sharers,
+                     std::uint32_t ways, std::uint32_t sets) {
+  return {.eax = type | (level << 5) | ((sharers - 1) << 14),
+          .ebx = ((ways - 1) << 22) | 63,
+          .ecx = sets - 1,
+          .edx = 0};
 }
 
-TEST(CpuFeaturesTest, l3_size_is_ways_by_line_by_sets) {
-  const std::array<CpuidRegisters, kMaxCacheSubleaves> caches = {
-      cache(1, 1, 8, 64), cache(2, 1, 8, 64), cache(3, 2, 8, 1024), cache(3, 3, 16, 32768)};
-  constexpr std::size_t kExpected = std::size_t{16} * 64 * 32768;
+// In an order that no CPU has, with an instruction cache at each level.
+std::array<CpuidRegisters, kMaxCacheSubleaves> some_caches() {
+  return {cache(2, 1, 2, 4, 64),   cache(3, 3, 24, 12, 65536), cache(2, 2, 2, 8, 512),
+          cache(1, 1, 2, 12, 64),  cache(2, 3, 2, 16, 512),    cache(3, 2, 2, 10, 2048),
+          cache(3, 4, 24, 16, 64), cache(2, 1, 2, 4, 64)};
+}
 
-  CpuidLeaves intel = leaves_of(kIntel, kSapphireRapids);
-  intel.leaf_4 = caches;
-  EXPECT_EQ(decode_cpu_features(intel).l3_bytes, kExpected);
-  intel.leaf_4[2] = {};  // the list ends at the first type 0
-  EXPECT_EQ(decode_cpu_features(intel).l3_bytes, 0U);
+void expect_some_caches(const CpuidLeaves& leaves) {
+  const CpuFeatures features = decode_cpu_features(leaves);
+  EXPECT_EQ(features.l1d_bytes, 48_KiB);
+  EXPECT_EQ(features.l2_bytes, 1280_KiB);
+  EXPECT_EQ(features.l3_bytes, 48_MiB);
+  EXPECT_EQ(features.l3_share_bytes, 2_MiB);
+}
 
-  CpuidLeaves amd = leaves_of(kAmd, kZen3);
-  amd.leaf_8000001d = caches;
-  EXPECT_EQ(decode_cpu_features(amd).l3_bytes, 0U);  // the leaf counts with TOPOEXT only
-  amd.leaf_80000001.ecx = bit(22);
-  EXPECT_EQ(decode_cpu_features(amd).l3_bytes, kExpected);
-  amd.leaf_80000000.eax = 0x8000001c;
-  EXPECT_EQ(decode_cpu_features(amd).l3_bytes, 0U);
+void expect_no_caches(const CpuidLeaves& leaves) {
+  const CpuFeatures features = decode_cpu_features(leaves);
+  EXPECT_EQ(features.l1d_bytes, 0U);
+  EXPECT_EQ(features.l2_bytes, 0U);
+  EXPECT_EQ(features.l3_bytes, 0U);
+  EXPECT_EQ(features.l3_share_bytes, 0U);
+}
+
+TEST(CpuFeaturesTest, caches_are_in_leaf_4) {
+  CpuidLeaves leaves = leaves_of(kIntel, kSapphireRapids);
+  leaves.leaf_4 = some_caches();
+  expect_some_caches(leaves);
+  leaves.leaf_0 = kShanghai;
+  expect_some_caches(leaves);
+  leaves.leaf_0.eax = 3;
+  expect_no_caches(leaves);
+  leaves.leaf_0 = {.eax = 0x20, .ebx = 0, .ecx = 0, .edx = 0};  // no vendor that is known
+  expect_no_caches(leaves);
+}
+
+TEST(CpuFeaturesTest, caches_of_amd_are_in_leaf_8000001d) {
+  CpuidLeaves leaves = leaves_of(kAmd, kZen3);
+  leaves.leaf_80000001.ecx = bit(22);
+  leaves.leaf_4 = {cache(1, 1, 1, 1, 64)};
+  leaves.leaf_8000001d = some_caches();
+  expect_some_caches(leaves);
+  leaves.leaf_0 = kHygon;
+  expect_some_caches(leaves);
+}
+
+TEST(CpuFeaturesTest, a_cache_has_partitions_too) {
+  CpuidLeaves leaves = leaves_of(kIntel, kSapphireRapids);
+  leaves.leaf_4[0] = {.eax = 3 | (3 << 5), .ebx = 63 | (2 << 12) | (4 << 22), .ecx = 6, .edx = 0};
+  EXPECT_EQ(decode_cpu_features(leaves).l3_bytes, std::size_t{64} * 3 * 5 * 7);
+}
+
+TEST(CpuFeaturesTest, the_list_of_caches_ends_at_type_0) {
+  CpuidLeaves leaves = leaves_of(kIntel, kSapphireRapids);
+  leaves.leaf_4 = some_caches();
+  leaves.leaf_4[4] = {};
+  const CpuFeatures features = decode_cpu_features(leaves);
+  EXPECT_EQ(features.l1d_bytes, 48_KiB);
+  EXPECT_EQ(features.l2_bytes, 0U);
+  EXPECT_EQ(features.l3_bytes, 48_MiB);
+}
+
+// Leaf 8000001d says nothing here, whatever it holds.
+CpuidLeaves amd_without_topoext() {
+  CpuidLeaves leaves = leaves_of(kAmd, kZen3);
+  leaves.leaf_8000001d = {cache(1, 1, 1, 1, 64), cache(3, 2, 1, 1, 64), cache(3, 3, 1, 1, 64)};
+  leaves.leaf_80000005 = {.eax = ~0U, .ebx = ~0U, .ecx = (48U << 24) | 0xffffff, .edx = ~0U};
+  leaves.leaf_80000006 = {
+      .eax = ~0U, .ebx = ~0U, .ecx = (1280U << 16) | 0xffff, .edx = (96U << 18) | 0x3ffff};
+  leaves.leaf_80000008 = {.eax = ~0U, .ebx = 0, .ecx = 0xffffff00 | 23, .edx = ~0U};
+  return leaves;
+}
+
+TEST(CpuFeaturesTest, amd_without_topoext_has_its_caches_in_older_leaves) {
+  CpuidLeaves leaves = amd_without_topoext();
+  expect_some_caches(leaves);
+  leaves.leaf_0 = kHygon;
+  expect_some_caches(leaves);
+  leaves.leaf_80000000.eax = 0x8000001c;
+  leaves.leaf_80000001.ecx = bit(22);
+  expect_some_caches(leaves);
+}
+
+TEST(CpuFeaturesTest, older_leaves_of_amd_have_a_highest_one_too) {
+  CpuidLeaves leaves = amd_without_topoext();
+  leaves.leaf_80000000.eax = 0x80000007;  // does not tell how many threads there are
+  EXPECT_EQ(decode_cpu_features(leaves).l3_share_bytes, 48_MiB);
+  leaves.leaf_80000000.eax = 0x80000005;
+  EXPECT_EQ(decode_cpu_features(leaves).l1d_bytes, 48_KiB);
+  EXPECT_EQ(decode_cpu_features(leaves).l2_bytes, 0U);
+  EXPECT_EQ(decode_cpu_features(leaves).l3_bytes, 0U);
+  leaves.leaf_80000000.eax = 0x80000004;
+  expect_no_caches(leaves);
 }
 
 std::set<std::string> kernel_flags() {
@@ -248,7 +362,95 @@ TEST(CpuFeaturesTest, agrees_with_proc_cpuinfo) {
   EXPECT_EQ(features.avx2, flags.contains("avx2"));
   EXPECT_EQ(features.avx512, flags.contains("avx512f") && flags.contains("avx512bw"));
   EXPECT_EQ(features.clzero, flags.contains("clzero"));
+  EXPECT_EQ(features.hypervisor, flags.contains("hypervisor"));
+  // Kernels before 5.12 do not know the name.
+  if (parse_kernel_release(running_kernel_release()) >= KernelVersion{5, 12, 0}) {
+    EXPECT_EQ(features.avx_vnni, flags.contains("avx_vnni"));
+  }
+  // Most kernels keep these to themselves.
+  EXPECT_TRUE(features.fzrm || !flags.contains("fzrm"));
+  EXPECT_TRUE(features.fsrs || !flags.contains("fsrs"));
 }
+
+#if defined(__x86_64__)
+
+std::string first_word(const std::filesystem::path& file) {
+  std::string word;
+  std::ifstream(file) >> word;
+  return word;
+}
+
+// "Data 1" and the like, with the size in KiB.
+std::map<std::string, std::size_t> kernel_caches(std::size_t cpu) {
+  const std::filesystem::path directory =
+      "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache";
+  std::map<std::string, std::size_t> caches;
+  for (int index = 0;; ++index) {
+    const std::filesystem::path cache = directory / ("index" + std::to_string(index));
+    const std::string size = first_word(cache / "size");
+    if (size.empty()) return caches;
+    caches[first_word(cache / "type") + " " + first_word(cache / "level")] = std::stoul(size);
+  }
+}
+
+// On one CPU: those of a hybrid processor differ. In a thread of its own, so that no other test
+// stays on it.
+template <typename Function>
+void run_on(std::size_t cpu, Function function) {
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+    function();
+  }).join();
+}
+
+std::size_t some_cpu() {
+  return static_cast<std::size_t>(::sched_getcpu());
+}
+
+TEST(CpuFeaturesTest, caches_are_those_that_the_kernel_lists) {
+  const std::size_t cpu = some_cpu();
+  const std::map<std::string, std::size_t> caches = kernel_caches(cpu);
+  if (caches.empty()) PAGETIDE_SKIP("the kernel lists no caches in /sys/devices/system/cpu");
+  CpuFeatures features;
+  run_on(cpu, [&features] { features = decode_cpu_features(read_cpuid_leaves()); });
+  const std::map<std::string, std::size_t> ours = {{"Data 1", features.l1d_bytes},
+                                                   {"Unified 2", features.l2_bytes},
+                                                   {"Unified 3", features.l3_bytes}};
+  for (const auto& [name, bytes] : ours) {
+    const auto listed = caches.find(name);
+    if (listed == caches.end()) continue;
+    EXPECT_EQ(bytes / 1_KiB, listed->second) << name;
+  }
+}
+
+void expect_leaf(const CpuidRegisters& leaf, std::uint32_t number, std::uint32_t subleaf = 0) {
+  CpuidRegisters own;
+  __cpuid_count(number, subleaf, own.eax, own.ebx, own.ecx, own.edx);
+  const auto values = [](const CpuidRegisters& registers) {
+    return std::array{registers.eax, registers.ebx, registers.ecx, registers.edx};
+  };
+  EXPECT_EQ(values(leaf), values(own)) << std::hex << number << "." << subleaf;
+}
+
+TEST(CpuFeaturesTest, each_leaf_is_read_under_its_number) {
+  run_on(some_cpu(), [] {
+    const CpuidLeaves leaves = read_cpuid_leaves();
+    expect_leaf(leaves.leaf_0, 0);
+    expect_leaf(leaves.leaf_1, 1);
+    expect_leaf(leaves.leaf_7_0, 7, 0);
+    expect_leaf(leaves.leaf_7_1, 7, 1);
+    expect_leaf(leaves.leaf_80000000, 0x80000000);
+    expect_leaf(leaves.leaf_80000001, 0x80000001);
+    expect_leaf(leaves.leaf_80000005, 0x80000005);
+    expect_leaf(leaves.leaf_80000006, 0x80000006);
+    expect_leaf(leaves.leaf_80000008, 0x80000008);
+  });
+}
+
+#endif
 
 TEST(CpuFeaturesTest, is_read_once) {
   EXPECT_EQ(&cpu_features(), &cpu_features());

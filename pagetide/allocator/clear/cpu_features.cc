@@ -6,9 +6,13 @@
 #include <cpuid.h>
 #endif
 
+#include "pagetide/base/bytes.h"
+
 namespace pagetide {
 
 namespace {
+
+using namespace literals;
 
 constexpr bool bit(std::uint32_t value, unsigned position) {
   return ((value >> position) & 1) != 0;
@@ -78,9 +82,12 @@ void decode_vector_features(const CpuidLeaves& leaves, CpuFeatures& features) {
   constexpr std::uint64_t kAvx512State = 0xe6;  // and mask registers, both parts of ZMM
   // XCR0 can only be read when the system has set OSXSAVE; AVX itself is bit 28.
   if (!bit(leaves.leaf_1.ecx, 27) || !bit(leaves.leaf_1.ecx, 28)) return;
+  const bool avx = (leaves.xcr0 & kAvxState) == kAvxState;
+  const bool avx512 = (leaves.xcr0 & kAvx512State) == kAvx512State;
   const std::uint32_t ebx = leaves.leaf_7_0.ebx;
-  features.avx2 = bit(ebx, 5) && (leaves.xcr0 & kAvxState) == kAvxState;
-  features.avx512 = bit(ebx, 16) && bit(ebx, 30) && (leaves.xcr0 & kAvx512State) == kAvx512State;
+  features.avx2 = avx && bit(ebx, 5);
+  features.avx512 = avx512 && bit(ebx, 16) && bit(ebx, 30);
+  features.avx_vnni = avx && leaves.leaf_7_0.eax >= 1 && bit(leaves.leaf_7_1.eax, 4);
 }
 
 void decode_leaf_7(const CpuidLeaves& leaves, CpuFeatures& features) {
@@ -93,28 +100,54 @@ void decode_leaf_7(const CpuidLeaves& leaves, CpuFeatures& features) {
   features.fsrs = bit(leaves.leaf_7_1.eax, 11);
 }
 
-std::size_t decode_l3_bytes(std::span<const CpuidRegisters> subleaves) {
-  for (const CpuidRegisters& cache : subleaves) {
-    const std::uint32_t type = field(cache.eax, 0, 5);  // 0: no more caches, 2: instructions
-    if (type == 0) return 0;
-    if (type == 2 || field(cache.eax, 5, 3) != 3) continue;
-    const std::size_t ways = std::size_t{field(cache.ebx, 22, 10)} + 1;
-    const std::size_t partitions = std::size_t{field(cache.ebx, 12, 10)} + 1;
-    const std::size_t line_bytes = std::size_t{field(cache.ebx, 0, 12)} + 1;
-    const std::size_t sets = std::size_t{cache.ecx} + 1;
-    return ways * partitions * line_bytes * sets;
-  }
-  return 0;
+void set_l3(std::size_t bytes, std::size_t sharers, CpuFeatures& features) {
+  features.l3_bytes = bytes;
+  features.l3_share_bytes = bytes / sharers;
 }
 
-std::size_t decode_l3_bytes(const CpuidLeaves& leaves, CpuVendor vendor) {
-  if (vendor == CpuVendor::amd || vendor == CpuVendor::hygon) {
-    const bool topoext = bit(leaves.leaf_80000001.ecx, 22);
-    if (leaves.leaf_80000000.eax < 0x8000001d || !topoext) return 0;
-    return decode_l3_bytes(leaves.leaf_8000001d);
+std::size_t cache_bytes(const CpuidRegisters& cache) {
+  const std::size_t ways = std::size_t{field(cache.ebx, 22, 10)} + 1;
+  const std::size_t partitions = std::size_t{field(cache.ebx, 12, 10)} + 1;
+  const std::size_t line_bytes = std::size_t{field(cache.ebx, 0, 12)} + 1;
+  const std::size_t sets = std::size_t{cache.ecx} + 1;
+  return ways * partitions * line_bytes * sets;
+}
+
+void decode_cache_list(std::span<const CpuidRegisters> subleaves, CpuFeatures& features) {
+  for (const CpuidRegisters& cache : subleaves) {
+    const std::uint32_t type = field(cache.eax, 0, 5);  // 0: no more caches, 2: instructions
+    if (type == 0) return;
+    if (type == 2) continue;
+    const std::uint32_t level = field(cache.eax, 5, 3);
+    if (level == 1) features.l1d_bytes = cache_bytes(cache);
+    if (level == 2) features.l2_bytes = cache_bytes(cache);
+    if (level == 3) set_l3(cache_bytes(cache), field(cache.eax, 14, 12) + 1, features);
   }
-  if (vendor == CpuVendor::unknown || leaves.leaf_0.eax < 4) return 0;
-  return decode_l3_bytes(leaves.leaf_4);
+}
+
+// What AMD has had since before there was TOPOEXT. Nothing here tells which CPUs share an L3: both
+// its size and the number of threads are those of the package.
+void decode_amd_cache_sizes(const CpuidLeaves& leaves, CpuFeatures& features) {
+  const std::uint32_t highest = leaves.leaf_80000000.eax;
+  if (highest < 0x80000005) return;
+  features.l1d_bytes = field(leaves.leaf_80000005.ecx, 24, 8) * 1_KiB;
+  if (highest < 0x80000006) return;
+  features.l2_bytes = field(leaves.leaf_80000006.ecx, 16, 16) * 1_KiB;
+  const std::uint32_t threads =
+      highest < 0x80000008 ? 1 : field(leaves.leaf_80000008.ecx, 0, 8) + 1;
+  set_l3(field(leaves.leaf_80000006.edx, 18, 14) * 512_KiB, threads, features);
+}
+
+void decode_caches(const CpuidLeaves& leaves, CpuFeatures& features) {
+  if (features.vendor == CpuVendor::unknown) return;
+  if (features.vendor == CpuVendor::amd || features.vendor == CpuVendor::hygon) {
+    const bool topoext = bit(leaves.leaf_80000001.ecx, 22);
+    if (leaves.leaf_80000000.eax < 0x8000001d || !topoext) {
+      return decode_amd_cache_sizes(leaves, features);
+    }
+    return decode_cache_list(leaves.leaf_8000001d, features);
+  }
+  if (leaves.leaf_0.eax >= 4) decode_cache_list(leaves.leaf_4, features);
 }
 
 #if defined(__x86_64__)
@@ -165,11 +198,12 @@ CpuFeatures decode_cpu_features(const CpuidLeaves& leaves) {
   features.vendor = decode_vendor(leaves.leaf_0);
   if (leaves.leaf_0.eax < 1) return features;
   decode_family_and_model(leaves.leaf_1.eax, features);
+  features.hypervisor = bit(leaves.leaf_1.ecx, 31);
   decode_leaf_7(leaves, features);
   features.rep_good = has_good_rep(features, leaves.leaf_1.eax);
   features.fast_short_stosb = features.fsrs || (features.vendor == CpuVendor::amd && features.fsrm);
   if (leaves.leaf_80000000.eax >= 0x80000008) features.clzero = bit(leaves.leaf_80000008.ebx, 0);
-  features.l3_bytes = decode_l3_bytes(leaves, features.vendor);
+  decode_caches(leaves, features);
   return features;
 }
 
@@ -183,6 +217,8 @@ CpuidLeaves read_cpuid_leaves() {
   leaves.leaf_7_1 = cpuid(7, 1);
   leaves.leaf_80000000 = cpuid(0x80000000);
   leaves.leaf_80000001 = cpuid(0x80000001);
+  leaves.leaf_80000005 = cpuid(0x80000005);
+  leaves.leaf_80000006 = cpuid(0x80000006);
   leaves.leaf_80000008 = cpuid(0x80000008);
   if (leaves.leaf_0.eax >= 4) read_caches(4, leaves.leaf_4);
   if (leaves.leaf_80000000.eax >= 0x8000001d) read_caches(0x8000001d, leaves.leaf_8000001d);
