@@ -71,7 +71,18 @@ std::string Arena::exhausted_message() const {
 
 Result<void*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
   void* block = impl_->heap->allocate(bytes, alignment);
-  if (block != nullptr) return block;
+  if (block == nullptr) return refused(alignment);
+  return block;
+}
+
+Result<void*> Arena::allocate_zeroed(std::size_t bytes, std::size_t alignment) {
+  void* block = impl_->heap->allocate_zeroed(bytes, alignment);
+  if (block == nullptr) return refused(alignment);
+  return block;
+}
+
+// Why the heap gave nothing.
+tl::unexpected<Error> Arena::refused(std::size_t alignment) const {
   if (!is_power_of_two(alignment) || alignment > Heap::kMaxAlignment) {
     return failure(ErrorCode::invalid_argument,
                    fmt::format("an alignment of {} is not a power of two up to {}.", alignment,

@@ -64,7 +64,11 @@ class PAGETIDE_API Arena {
   // Uninitialised memory. `alignment` is a power of two up to 1 GiB. out_of_memory when the
   // reservation or the machine is exhausted.
   Result<void*> allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t));
-  // Memory from allocate() or the resource. Aborts the process when it is not allocated.
+  // The same, all zero: fresh and cleared memory is not cleared again, and not dirtied.
+  Result<void*> allocate_zeroed(std::size_t bytes,
+                                std::size_t alignment = alignof(std::max_align_t));
+  // Memory from allocate(), allocate_zeroed() or the resource. Aborts the process when it is not
+  // allocated.
   void deallocate(void* block) noexcept;
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so
@@ -168,6 +172,7 @@ class PAGETIDE_API Arena {
   struct Impl;
   explicit Arena(std::unique_ptr<Impl> impl);
   std::string exhausted_message() const;
+  tl::unexpected<Error> refused(std::size_t alignment) const;
   std::unique_ptr<Impl> impl_;
 };
 

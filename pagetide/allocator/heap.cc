@@ -6,8 +6,10 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/allocator/span_supply.h"
 #include "pagetide/base/fatal.h"
 #include "pagetide/base/lock_rank.h"
@@ -32,6 +34,12 @@ struct SpanState {
   std::uint16_t free_slots;
   std::uint16_t hint;  // no free slot in words before this one
   bool listed;
+  bool tail_is_zero;  // the bytes behind the last slot are known to be zero
+};
+
+struct Allocated {
+  std::byte* block = nullptr;
+  bool known_zero = false;
 };
 
 struct ClassState {
@@ -83,13 +91,21 @@ constexpr std::uint64_t slot_bits(std::size_t slots, std::size_t index) {
 
 struct Heap::Impl {
   Impl(Region& r, const layout::Geometry& g, SpanSupply s, VirtualArray<SpanState> st,
-       ClearPolicy c)
-      : region(r), geometry(g), supply(std::move(s)), states(std::move(st)), clear(c) {}
+       VirtualArray<std::uint64_t> z, ClearPolicy c)
+      : region(r),
+        geometry(g),
+        supply(std::move(s)),
+        states(std::move(st)),
+        zero_slots(std::move(z)),
+        clear(c) {}
 
   Region& region;
   layout::Geometry geometry;
   SpanSupply supply;
   VirtualArray<SpanState> states;
+  // A bit a slot, in the order of the slot bitmaps: free, and known to be zero because it was
+  // cleared, or because its span was zero when it was taken. Under the lock of the span's class.
+  VirtualArray<std::uint64_t> zero_slots;
   ClearPolicy clear;
   std::array<ClassState, kSizeClasses> classes;
 
@@ -106,18 +122,26 @@ struct Heap::Impl {
                              span * layout::kBytesPerGroupLine;
     return reinterpret_cast<std::uint64_t*>(at(line))[index % layout::kWordsPerGroup];
   }
+  std::uint64_t& zero_word(std::size_t span, std::size_t index) {
+    const std::size_t group = index / layout::kWordsPerGroup;
+    return zero_slots[(group * geometry.span_count + span) * layout::kWordsPerGroup +
+                      index % layout::kWordsPerGroup];
+  }
   std::byte* span_data(std::size_t span) const {
     return at(geometry.data_offset + span * kSpanBytes);
   }
 
-  void* allocate(std::size_t bytes, std::size_t alignment);
-  void* allocate_small(std::size_t size_class);
-  void* allocate_large(std::size_t bytes, std::size_t alignment);
+  Allocated allocate(std::size_t bytes, std::size_t alignment);
+  Allocated allocate_or_make_room(std::size_t bytes, std::size_t alignment);
+  Allocated allocate_small(std::size_t size_class);
+  Allocated allocate_large(std::size_t bytes, std::size_t alignment);
   std::uint32_t refill(std::size_t size_class);
   void deallocate_small(std::size_t span, std::size_t size_class, std::byte* block);
   void deallocate_large(std::size_t span, std::byte* block);
-  void release_empty(ClassState& c, std::size_t span);
+  RunContent take_empty(std::size_t size_class, std::size_t span);
+  bool release_one_empty(std::size_t size_class);
   bool release_empty_spans();
+  RunContent content_of_empty(std::size_t span, std::size_t size_class);
 
   void push_partial(ClassState& c, std::size_t span);
   void drop_partial(ClassState& c, std::size_t span);
@@ -138,7 +162,11 @@ Result<std::unique_ptr<Heap::Impl>> Heap::Impl::create(Region& region, ClearPoli
   if (!supply) return propagate(supply);
   auto states = VirtualArray<SpanState>::create(geometry->span_count);
   if (!states) return propagate(states);
-  return std::make_unique<Impl>(region, *geometry, std::move(*supply), std::move(*states), clear);
+  auto zero_slots = VirtualArray<std::uint64_t>::create(
+      geometry->span_count * layout::kBitmapGroups * layout::kWordsPerGroup);
+  if (!zero_slots) return propagate(zero_slots);
+  return std::make_unique<Impl>(region, *geometry, std::move(*supply), std::move(*states),
+                                std::move(*zero_slots), clear);
 }
 
 void Heap::Impl::push_partial(ClassState& c, std::size_t span) {
@@ -163,24 +191,30 @@ void Heap::Impl::drop_partial(ClassState& c, std::size_t span) {
 
 // A fresh span for the class, on its list. kNone when exhausted.
 std::uint32_t Heap::Impl::refill(std::size_t size_class) {
-  const auto span = supply.allocate(1, 1, superblock().spans_used);
-  if (!span) return kNone;
+  const auto run = supply.allocate(1, 1, superblock().spans_used);
+  if (!run) return kNone;
+  const std::size_t span = run->first;
   // Zero already, unless the heap's bytes came from a damaged store: rebuild() looks only at the
   // words of slots, and a stray bit here would lead beyond the span.
   for (std::size_t i = 0; i * 64 < layout::slots_per_span(size_class); ++i) {
-    if (word(*span, i) != 0) word(*span, i) = 0;
+    if (word(span, i) != 0) word(span, i) = 0;
+    zero_word(span, i) = run->known_zero ? ~std::uint64_t{0} : 0;
   }
-  entry(*span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
-  states[*span] = {kNone, kNone, static_cast<std::uint16_t>(layout::slots_per_span(size_class)), 0,
-                   false};
-  push_partial(classes[size_class], *span);
+  entry(span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
+  states[span] = {.previous = kNone,
+                  .next = kNone,
+                  .free_slots = static_cast<std::uint16_t>(layout::slots_per_span(size_class)),
+                  .hint = 0,
+                  .listed = false,
+                  .tail_is_zero = run->known_zero};
+  push_partial(classes[size_class], span);
   return classes[size_class].partial;
 }
 
-void* Heap::Impl::allocate_small(std::size_t size_class) {
+Allocated Heap::Impl::allocate_small(std::size_t size_class) {
   ClassState& c = classes[size_class];
   const RankedLock lock(c.mutex);
-  if (c.partial == kNone && refill(size_class) == kNone) return nullptr;
+  if (c.partial == kNone && refill(size_class) == kNone) return {};
   const std::size_t span = c.partial - 1;
   SpanState& state = states[span];
   // The span has a free slot, and none before the hint; bits beyond the last slot are never
@@ -189,21 +223,25 @@ void* Heap::Impl::allocate_small(std::size_t size_class) {
   while (word(span, index) == ~std::uint64_t{0}) ++index;
   std::uint64_t& bits = word(span, index);
   const auto bit = static_cast<std::size_t>(std::countr_one(bits));
-  shared(bits).store(bits | std::uint64_t{1} << bit, std::memory_order_relaxed);
+  const std::uint64_t mask = std::uint64_t{1} << bit;
+  shared(bits).store(bits | mask, std::memory_order_relaxed);
   state.hint = static_cast<std::uint16_t>(index);
   if (--state.free_slots == 0) drop_partial(c, span);
-  return span_data(span) + (index * 64 + bit) * kSlotBytes[size_class];
+  std::uint64_t& zeros = zero_word(span, index);
+  const bool known_zero = (zeros & mask) != 0;
+  zeros &= ~mask;
+  return {span_data(span) + (index * 64 + bit) * kSlotBytes[size_class], known_zero};
 }
 
-void* Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
+Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
   // No bytes at a large alignment are a block of their own too.
   const std::size_t count = divide_up(std::max<std::size_t>(bytes, 1), kSpanBytes);
-  if (count > geometry.span_count) return nullptr;
+  if (count > geometry.span_count) return {};
   const std::size_t alignment_spans = std::max<std::size_t>(1, alignment / kSpanBytes);
-  const auto first = supply.allocate(count, alignment_spans, superblock().spans_used);
-  if (!first) return nullptr;
-  entry(*first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
-  return span_data(*first);
+  const auto run = supply.allocate(count, alignment_spans, superblock().spans_used);
+  if (!run) return {};
+  entry(run->first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
+  return {span_data(run->first), run->known_zero};
 }
 
 void Heap::Impl::deallocate_small(std::size_t span, std::size_t size_class, std::byte* block) {
@@ -221,26 +259,62 @@ void Heap::Impl::deallocate_small(std::size_t span, std::size_t size_class, std:
   }
   if (clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[size_class]);
 
-  ClassState& c = classes[size_class];
-  const RankedLock lock(c.mutex);
-  if ((bits & mask) == 0) fatal_at("heap corruption: double free of ", block, "");
-  shared(bits).store(bits & ~mask, std::memory_order_relaxed);
-  SpanState& state = states[span];
-  state.hint = std::min(state.hint, static_cast<std::uint16_t>(slot / 64));
-  ++state.free_slots;
-  if (!state.listed) push_partial(c, span);
-  const bool others = c.partial != span + 1 || state.next != kNone;
-  if (state.free_slots == layout::slots_per_span(size_class) && others) {
-    // One empty span a class stays, so that a single block that comes and goes costs no system
-    // call.
-    release_empty(c, span);
+  std::optional<RunContent> emptied;
+  {
+    ClassState& c = classes[size_class];
+    const RankedLock lock(c.mutex);
+    if ((bits & mask) == 0) fatal_at("heap corruption: double free of ", block, "");
+    shared(bits).store(bits & ~mask, std::memory_order_relaxed);
+    if (clear == ClearPolicy::on_free) zero_word(span, slot / 64) |= mask;
+    SpanState& state = states[span];
+    state.hint = std::min(state.hint, static_cast<std::uint16_t>(slot / 64));
+    ++state.free_slots;
+    if (!state.listed) push_partial(c, span);
+    const bool others = c.partial != span + 1 || state.next != kNone;
+    if (state.free_slots == layout::slots_per_span(size_class) && others) {
+      // One empty span a class stays, so that a single block that comes and goes costs no system
+      // call.
+      emptied = take_empty(size_class, span);
+    }
   }
+  if (emptied) supply.release(span, 1, *emptied);
 }
 
-void Heap::Impl::release_empty(ClassState& c, std::size_t span) {
-  drop_partial(c, span);
+// What an empty span holds. Its class is locked.
+RunContent Heap::Impl::content_of_empty(std::size_t span, std::size_t size_class) {
+  const std::size_t slots = layout::slots_per_span(size_class);
+  const bool has_tail = slots * kSlotBytes[size_class] != kSpanBytes;
+  if (has_tail && !states[span].tail_is_zero) return RunContent::unknown;
+  for (std::size_t i = 0; i * 64 < slots; ++i) {
+    if ((~zero_word(span, i) & slot_bits(slots, i)) != 0) return RunContent::unknown;
+  }
+  return RunContent::zero;
+}
+
+// Takes an empty span from its class, which is locked. To be released when it no longer is: making
+// a span zero takes time.
+RunContent Heap::Impl::take_empty(std::size_t size_class, std::size_t span) {
+  const RunContent content = content_of_empty(span, size_class);
+  drop_partial(classes[size_class], span);
   entry(span) = {};
-  supply.release(span, 1);
+  return content;
+}
+
+bool Heap::Impl::release_one_empty(std::size_t size_class) {
+  ClassState& c = classes[size_class];
+  std::optional<RunContent> content;
+  std::size_t span = 0;
+  {
+    const RankedLock lock(c.mutex);
+    for (std::uint32_t link = c.partial; link != kNone && !content; link = states[span].next) {
+      span = link - 1;
+      if (states[span].free_slots == layout::slots_per_span(size_class)) {
+        content = take_empty(size_class, span);
+      }
+    }
+  }
+  if (content) supply.release(span, 1, *content);
+  return content.has_value();
 }
 
 // Gives back the empty spans that classes keep; whether there was one. One class is locked at a
@@ -248,15 +322,7 @@ void Heap::Impl::release_empty(ClassState& c, std::size_t span) {
 bool Heap::Impl::release_empty_spans() {
   bool any = false;
   for (std::size_t size_class = 0; size_class < kSizeClasses; ++size_class) {
-    ClassState& c = classes[size_class];
-    const RankedLock lock(c.mutex);
-    for (std::uint32_t link = c.partial; link != kNone;) {
-      const std::size_t span = link - 1;
-      link = states[span].next;
-      if (states[span].free_slots != layout::slots_per_span(size_class)) continue;
-      release_empty(c, span);
-      any = true;
-    }
+    while (release_one_empty(size_class)) any = true;
   }
   return any;
 }
@@ -267,7 +333,7 @@ void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
     fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
   }
   entry(span) = {};
-  supply.release(span, count);
+  supply.release(span, count, RunContent::unknown);
 }
 
 std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class) const {
@@ -279,7 +345,7 @@ std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class
   return allocated;
 }
 
-void* Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
+Allocated Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
   if (bytes <= layout::kMaxSlotBytes && alignment <= layout::kMaxSlotBytes) {
     // Spans are aligned to their size, so a slot is as aligned as its size is.
     for (std::size_t c = layout::size_class_of(std::max(bytes, alignment)); c < kSizeClasses; ++c) {
@@ -287,6 +353,13 @@ void* Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
     }
   }
   return allocate_large(bytes, alignment);
+}
+
+Allocated Heap::Impl::allocate_or_make_room(std::size_t bytes, std::size_t alignment) {
+  if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return {};
+  const Allocated allocated = allocate(bytes, alignment);
+  if (allocated.block != nullptr || !release_empty_spans()) return allocated;
+  return allocate(bytes, alignment);
 }
 
 // Checks one head entry of the span table, which may come from a damaged store.
@@ -312,6 +385,7 @@ Result<void> Heap::Impl::rebuild() {
   const std::size_t used = superblock().spans_used;
   if (auto r = supply.reset(used); !r) return r;
   states.reset();
+  zero_slots.reset();
   for (ClassState& c : classes) c.partial = kNone;
   for (std::size_t span = 0; span < used;) {
     if (auto r = check_span(span); !r) return r;
@@ -385,10 +459,20 @@ Result<void> Heap::rebuild() {
 }
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
-  if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return nullptr;
-  void* block = impl_->allocate(bytes, alignment);
-  if (block == nullptr && impl_->release_empty_spans()) block = impl_->allocate(bytes, alignment);
-  return block;
+  return impl_->allocate_or_make_room(bytes, alignment).block;
+}
+
+void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
+  const Allocated allocated = impl_->allocate_or_make_room(bytes, alignment);
+  if (allocated.block == nullptr || allocated.known_zero) return allocated.block;
+  const std::size_t usable = usable_size(allocated.block);
+  if (usable <= layout::kMaxSlotBytes) {
+    clear_memory(allocated.block, usable);
+    return allocated.block;
+  }
+  const ByteRange run{reinterpret_cast<std::uintptr_t>(allocated.block), usable};
+  if (zero_run(impl_->region, run) == ZeroedBy::purge) (void)impl_->region.prefill(run);
+  return allocated.block;
 }
 
 void Heap::deallocate(void* block) noexcept {
@@ -498,6 +582,7 @@ HeapStats Heap::stats() const {
   }
   s.spans_in_use = impl_->supply.used_spans();
   s.heap_bytes = heap_bytes();
+  s.idle_bytes = impl_->supply.idle_spans() * kSpanBytes;
   s.reserve_bytes = impl_->region.range().size;
   return s;
 }

@@ -16,7 +16,7 @@ namespace pagetide {
 
 enum class ClearPolicy : std::uint8_t {
   on_free,  // every freed byte is cleared at once, outside locks: no secret outlives its object
-  never,    // freed bytes stay until they are reused; whole free spans are zero all the same
+  never,    // freed bytes stay until they are reused; spans that become free are zero all the same
 };
 
 struct HeapStats {
@@ -24,6 +24,9 @@ struct HeapStats {
   std::uint64_t live_bytes = 0;  // by slot size, not by what was asked for
   std::uint64_t spans_in_use = 0;
   std::uint64_t heap_bytes = 0;  // spans in use and the metadata that describes them
+  // Free spans that are kept in memory for reuse, all zero: up to 32 MiB, or an eighth of what is
+  // in use.
+  std::uint64_t idle_bytes = 0;
   std::uint64_t reserve_bytes = 0;
 };
 
@@ -75,6 +78,10 @@ class PAGETIDE_API Heap {
   // `alignment` is a power of two up to kMaxAlignment. Blocks are aligned to 16 bytes at least. A
   // size of 0 gives a unique block. The content is unspecified.
   void* allocate(std::size_t bytes, std::size_t alignment = 16) noexcept;
+  // The same, but all usable bytes are zero. Memory that is known to be zero is not written to:
+  // that never handed out, and under on_free all that was freed since the heap was made, opened or
+  // rolled back. (Who writes to a block after freeing it finds his bytes in a later one.)
+  void* allocate_zeroed(std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;
   // All bytes of the block that may be used; constant over the block's life. 0 for nullptr.

@@ -1,31 +1,43 @@
 #include "pagetide/allocator/span_supply.h"
 
 #include <algorithm>
+#include <array>
 
-#include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/tracker/dirty_bitmap.h"
 
 namespace pagetide {
 
 using layout::kSpanBytes;
 
-SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry,
-                       VirtualArray<std::uint64_t> used)
-    : region_(&region), geometry_(geometry), used_(std::move(used)) {}
+SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry, SpanBits used,
+                       SpanBits zero, SpanBits given_back)
+    : region_(&region),
+      geometry_(geometry),
+      used_(std::move(used)),
+      zero_(std::move(zero)),
+      given_back_(std::move(given_back)) {}
 
 SpanSupply::SpanSupply(SpanSupply&& other) noexcept
     : region_(other.region_),
       geometry_(other.geometry_),
       used_(std::move(other.used_)),
+      zero_(std::move(other.zero_)),
+      given_back_(std::move(other.given_back_)),
       used_count_(other.used_count_),
+      idle_count_(other.idle_count_),
       lowest_free_(other.lowest_free_),
       committed_(other.committed_),
       touched_(other.touched_) {}
 
 Result<SpanSupply> SpanSupply::create(Region& region, const layout::Geometry& geometry) {
-  auto used = VirtualArray<std::uint64_t>::create(divide_up(geometry.span_count, 64));
-  if (!used) return propagate(used);
-  return SpanSupply(region, geometry, std::move(*used));
+  std::array<SpanBits, 3> bits;
+  for (SpanBits& each : bits) {
+    auto made = SpanBits::create(divide_up(geometry.span_count, 64));
+    if (!made) return propagate(made);
+    each = std::move(*made);
+  }
+  return SpanSupply(region, geometry, std::move(bits[0]), std::move(bits[1]), std::move(bits[2]));
 }
 
 ByteRange SpanSupply::bytes_of(std::size_t first, std::size_t count) const {
@@ -55,23 +67,49 @@ Result<void> SpanSupply::commit_to(std::size_t end) {
   if (end <= committed_) return {};
   const std::size_t target = std::min(round_up(end, kCommitSpans), geometry_.span_count);
   if (auto r = region_->commit(bytes_of(committed_, target - committed_)); !r) return r;
-  // Without prefill tracking stays right, only less exact: nothing to fail for.
+  // As in take_from_system().
   (void)region_->prefill(bytes_of(committed_, target - committed_));
   committed_ = target;
   return {};
 }
 
-std::optional<std::size_t> SpanSupply::allocate(std::size_t count, std::size_t alignment_spans,
-                                                std::uint64_t& high_water) {
+// Whether all of these, which are handed out now, are known to be zero. Nobody knows from now on.
+bool SpanSupply::take_known_zero(std::size_t first, std::size_t end) {
+  bool all = true;
+  for (std::size_t span = first; span < std::min(end, touched_); ++span) {
+    all = all && test(zero_, span);
+  }
+  clear_bits(zero_.span(), {first, end - first});
+  return all;
+}
+
+// Prefills what was given back; the rest of the run is no longer idle. Without prefill tracking
+// stays right, only less exact: nothing to fail for.
+void SpanSupply::take_from_system(std::size_t first, std::size_t end) {
+  const std::size_t touched_end = std::min(end, touched_);
+  for (std::size_t span = first; span < touched_end;) {
+    const bool was_given_back = test(given_back_, span);
+    std::size_t next = span;
+    while (next < touched_end && test(given_back_, next) == was_given_back) ++next;
+    if (was_given_back) {
+      (void)region_->prefill(bytes_of(span, next - span));
+    } else {
+      idle_count_ -= std::min(idle_count_, next - span);
+    }
+    span = next;
+  }
+  clear_bits(given_back_.span(), {first, end - first});
+}
+
+std::optional<SpanRun> SpanSupply::allocate(std::size_t count, std::size_t alignment_spans,
+                                            std::uint64_t& high_water) {
   const RankedLock lock(mutex_);
   const auto first = find_free(count, alignment_spans, high_water);
   if (!first) return std::nullopt;
   const std::size_t end = *first + count;
   if (!commit_to(end)) return std::nullopt;
-  if (*first < touched_) {
-    // These were purged when they came back.
-    (void)region_->prefill(bytes_of(*first, std::min(end, touched_) - *first));
-  }
+  const bool known_zero = take_known_zero(*first, end);
+  take_from_system(*first, end);
   touched_ = std::max(touched_, end);
   if (end > high_water) high_water = end;
   set_bits(used_.span(), {*first, count});
@@ -79,14 +117,29 @@ std::optional<std::size_t> SpanSupply::allocate(std::size_t count, std::size_t a
   if (*first <= lowest_free_) {
     while (lowest_free_ < end && is_used(lowest_free_)) ++lowest_free_;
   }
-  return first;
+  return SpanRun{*first, known_zero};
 }
 
-void SpanSupply::release(std::size_t first, std::size_t count) {
+bool SpanSupply::has_room_for_idle(std::size_t count) const {
   const RankedLock lock(mutex_);
+  return idle_count_ + count <= std::max(kMinIdleSpans, used_count_ / kIdlePart);
+}
+
+void SpanSupply::release(std::size_t first, std::size_t count, RunContent content) {
   const ByteRange bytes = bytes_of(first, count);
-  // Locked memory cannot be purged; a free span must read as zero all the same.
-  if (auto r = region_->purge(bytes); !r) clear_memory(bytes.data(), bytes.size);
+  ZeroedBy zeroed_by = ZeroedBy::stores;
+  if (!has_room_for_idle(count)) {
+    zeroed_by = zero_run_and_give_back(*region_, bytes);
+  } else if (content != RunContent::zero) {
+    zeroed_by = zero_run(*region_, bytes);
+  }
+  const RankedLock lock(mutex_);
+  if (zeroed_by == ZeroedBy::purge) {
+    set_bits(given_back_.span(), {first, count});
+  } else {
+    idle_count_ += count;
+  }
+  set_bits(zero_.span(), {first, count});
   clear_bits(used_.span(), {first, count});
   used_count_ -= count;
   lowest_free_ = std::min(lowest_free_, first);
@@ -95,9 +148,14 @@ void SpanSupply::release(std::size_t first, std::size_t count) {
 Result<void> SpanSupply::reset(std::size_t high_water) {
   const RankedLock lock(mutex_);
   used_.reset();
+  zero_.reset();
   used_count_ = 0;
+  idle_count_ = 0;
   lowest_free_ = 0;
   touched_ = std::max(touched_, high_water);
+  // What of these has no page is not known; prefilling leaves alone what has one.
+  given_back_.reset();
+  set_bits(given_back_.span(), {0, touched_});
   if (high_water <= committed_) return {};
   if (auto r = region_->commit(bytes_of(committed_, high_water - committed_)); !r) return r;
   committed_ = high_water;
@@ -114,6 +172,11 @@ void SpanSupply::mark_used(std::size_t first, std::size_t count) {
 std::size_t SpanSupply::used_spans() const {
   const RankedLock lock(mutex_);
   return used_count_;
+}
+
+std::size_t SpanSupply::idle_spans() const {
+  const RankedLock lock(mutex_);
+  return idle_count_;
 }
 
 }  // namespace pagetide

@@ -10,14 +10,28 @@
 
 namespace pagetide {
 
+// A run of spans that was handed out.
+struct SpanRun {
+  std::size_t first = 0;
+  bool known_zero = false;  // every byte
+};
+
+enum class RunContent : std::uint8_t { unknown, zero };
+
 // Hands out runs of whole spans of a region's data area, lowest address first, and takes them
-// back. Volatile: rebuilt from the span table with reset() and mark_used().
+// back. Volatile: rebuilt from the span table with reset() and mark_used(). Thread-safe.
 //
-// Every free span reads as zero: a run that comes back is purged. Thread-safe.
+// Every run that comes back is made zero, outside the lock and by the cheaper way (run_zeroing.h),
+// and stays in memory unless so much does already that it is given back to the system. "Known
+// zero" is what was recorded then, or of memory that was never handed out: it does not outlive
+// reset(), after which the free spans hold what the restored image has there.
 class SpanSupply {
  public:
   // Commits in steps of this many spans (2 MiB).
   static constexpr std::size_t kCommitSpans = 32;
+  // Free spans that stay in memory: this many (32 MiB), or as many as this part of those in use.
+  static constexpr std::size_t kMinIdleSpans = 512;
+  static constexpr std::size_t kIdlePart = 8;
 
   static Result<SpanSupply> create(Region& region, const layout::Geometry& geometry);
   SpanSupply(SpanSupply&& other) noexcept;
@@ -28,34 +42,51 @@ class SpanSupply {
 
   // A run of `count` spans whose first index is a multiple of `alignment_spans` relative to
   // address 0. nullopt when the reservation or the machine is exhausted. *high_water is raised
-  // where the run lies beyond it. `zeroed` memory: always.
-  std::optional<std::size_t> allocate(std::size_t count, std::size_t alignment_spans,
-                                      std::uint64_t& high_water);
-  void release(std::size_t first, std::size_t count);
+  // where the run lies beyond it.
+  std::optional<SpanRun> allocate(std::size_t count, std::size_t alignment_spans,
+                                  std::uint64_t& high_water);
+  // `content`: what the caller knows of the run.
+  void release(std::size_t first, std::size_t count, RunContent content);
 
   // Forgets everything; the first `high_water` spans are made usable.
   Result<void> reset(std::size_t high_water);
   void mark_used(std::size_t first, std::size_t count);
   std::size_t used_spans() const;
+  // Free spans that stayed in memory when they came back.
+  std::size_t idle_spans() const;
 
  private:
-  SpanSupply(Region& region, const layout::Geometry& geometry, VirtualArray<std::uint64_t> used);
+  // One bit a span each.
+  using SpanBits = VirtualArray<std::uint64_t>;
+
+  SpanSupply(Region& region, const layout::Geometry& geometry, SpanBits used, SpanBits zero,
+             SpanBits given_back);
 
   ByteRange bytes_of(std::size_t first, std::size_t count) const;
   std::optional<std::size_t> find_free(std::size_t count, std::size_t alignment,
                                        std::size_t limit) const;
   std::size_t align_index(std::size_t index, std::size_t alignment) const;
-  bool is_used(std::size_t span) const { return (used_[span / 64] >> (span % 64) & 1U) != 0; }
+  bool is_used(std::size_t span) const { return test(used_, span); }
   Result<void> commit_to(std::size_t end);
+  bool has_room_for_idle(std::size_t count) const;
+  bool take_known_zero(std::size_t first, std::size_t end);
+  void take_from_system(std::size_t first, std::size_t end);
+  static bool test(const SpanBits& bits, std::size_t span) {
+    return (bits[span / 64] >> (span % 64) & 1U) != 0;
+  }
 
   mutable RankedMutex mutex_{LockRank::heap_spans, "heap spans"};
   Region* region_;
   layout::Geometry geometry_;
-  VirtualArray<std::uint64_t> used_;  // one bit a span
+  SpanBits used_;
+  SpanBits zero_;        // free, and known to be zero
+  SpanBits given_back_;  // free, and to be prefilled before use
   std::size_t used_count_ = 0;
+  std::size_t idle_count_ = 0;
   std::size_t lowest_free_ = 0;  // no free span below this one
   std::size_t committed_ = 0;    // spans that are readable and writable
-  std::size_t touched_ = 0;      // spans that were ever handed out; beyond, commit has prefilled
+  // Spans that were ever handed out; what is beyond is zero, and commit has prefilled it.
+  std::size_t touched_ = 0;
 };
 
 }  // namespace pagetide

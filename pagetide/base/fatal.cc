@@ -1,29 +1,15 @@
 #include "pagetide/base/fatal.h"
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 
+#include "pagetide/base/standard_error.h"
+
 namespace pagetide {
 
-namespace {
-
-void write_all(std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
-    if (n <= 0) return;  // nothing better to do on the way to abort
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
-
-}  // namespace
-
 void fatal(std::string_view message) {
-  write_all("pagetide: ");
-  write_all(message);
-  write_all("\n");
+  write_standard_error({message});
   std::abort();
 }
 
@@ -35,12 +21,7 @@ void fatal_at(std::string_view before, const void* address, std::string_view aft
     digits[sizeof(digits) - ++used] = "0123456789abcdef"[value & 15U];
     value >>= 4U;
   } while (value != 0);
-  write_all("pagetide: ");
-  write_all(before);
-  write_all("0x");
-  write_all({digits + sizeof(digits) - used, used});
-  write_all(after);
-  write_all("\n");
+  write_standard_error({before, "0x", {digits + sizeof(digits) - used, used}, after});
   std::abort();
 }
 

@@ -21,11 +21,12 @@ enum class LockRank : std::uint8_t {
   soft_dirty_opening = 79,  // makes the process's one soft-dirty reader
   soft_dirty = 80,          // the soft-dirty bits, which a process has once
   signal_handlers = 90,     // installs the process's fault handlers
+  clear_choice = 100,       // which kernels clear memory
 };
 
 class PAGETIDE_API RankedMutex {
  public:
-  explicit RankedMutex(LockRank rank, const char* name) : name_(name), rank_(rank) {}
+  constexpr explicit RankedMutex(LockRank rank, const char* name) : name_(name), rank_(rank) {}
   RankedMutex(const RankedMutex&) = delete;
   RankedMutex& operator=(const RankedMutex&) = delete;
 

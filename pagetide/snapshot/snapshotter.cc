@@ -6,8 +6,8 @@
 #include <cstring>
 #include <optional>
 
-#include "pagetide/allocator/clear/clear.h"
 #include "pagetide/allocator/program_identity.h"
+#include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/snapshot/draft.h"
 #include "pagetide/snapshot/store_impl.h"
@@ -20,8 +20,6 @@ namespace {
 // stay below those of one full index, so that full indexes at most double what is written.
 constexpr std::uint32_t kMaxChainDepth = 64;
 constexpr std::uint32_t kMinChainDepth = 8;
-// Shorter runs are cleared by stores: a system call costs as much as clearing a few pages.
-constexpr std::size_t kPurgeRunPages = 16;
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -405,11 +403,8 @@ Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& s
   stats.restored_pages = differing.count();
   stats.zero_pages = zeros.count();
   zeros -= collected.zeroed;  // these are zero already
-  zeros.for_each_run([&](PageRange run) {
-    const ByteRange bytes = run.bytes_from(region_begin());
-    if (run.count >= kPurgeRunPages && arena.region().purge(bytes)) return;
-    clear_memory(bytes.data(), bytes.size);
-  });
+  zeros.for_each_run(
+      [&](PageRange run) { zero_run(arena.region(), run.bytes_from(region_begin())); });
   return {};
 }
 

@@ -24,6 +24,9 @@ class AnyBackend {
   }
   Result<void> prefill(ByteRange range, Prefill policy) { return model_->prefill(range, policy); }
   void purged(ByteRange range) { model_->purged(range); }
+  std::size_t count_armed(ByteRange whole, ByteRange part) {
+    return model_->count_armed(whole, part);
+  }
 
  private:
   struct Concept {
@@ -35,6 +38,7 @@ class AnyBackend {
                                  DirtyBitmap& written) = 0;
     virtual Result<void> prefill(ByteRange range, Prefill policy) = 0;
     virtual void purged(ByteRange range) = 0;
+    virtual std::size_t count_armed(ByteRange whole, ByteRange part) = 0;
   };
   template <DirtyBackend B>
   struct Model final : Concept {
@@ -54,6 +58,15 @@ class AnyBackend {
         backend.purged(range);
       } else {
         (void)range;
+      }
+    }
+    std::size_t count_armed(ByteRange whole, ByteRange part) override {
+      if constexpr (requires { backend.count_armed(whole, part); }) {
+        return backend.count_armed(whole, part);
+      } else {
+        (void)whole;
+        (void)part;
+        return 0;
       }
     }
     B backend;

@@ -42,6 +42,10 @@ enum class CollectMode : std::uint8_t {
 //                      this back end's way; else does nothing. Pages in use stay as they are.
 //  purged(part)        optional: these pages were given back to the system and lost their
 //                      protection with it.
+//  count_armed(whole, part)
+//                      optional: how many pages of `part` a store would fault on because they are
+//                      armed; untouched ones may be counted too. An estimate, for deciding what
+//                      is cheaper. Back ends without it protect nothing.
 template <typename B>
 concept DirtyBackend = std::movable<B> &&
     requires(B& backend, ByteRange range, CollectMode mode, DirtyBitmap& written, Prefill policy) {

@@ -389,6 +389,16 @@ Result<void> Tracker::prefill(ByteRange range, Prefill policy) {
   return result;
 }
 
+std::size_t Tracker::count_armed(ByteRange range) const {
+  if (impl_->forked()) return 0;
+  const RankedLock lock(impl_->mutex);
+  std::size_t count = 0;
+  impl_->for_each_touched(range, [&](const WatchedRange& watched, PageRange pages) {
+    count += impl_->backend.count_armed(watched.range(), pages.bytes_from(watched.range().begin));
+  });
+  return count;
+}
+
 TrackerStats Tracker::stats() const {
   if (impl_->forked()) return {};
   const RankedLock lock(impl_->mutex);

@@ -143,6 +143,11 @@ class PAGETIDE_API Tracker {
   // again. A collect between the two does not know of the purge yet; the next one does.
   void note_purged(ByteRange range);
 
+  // How many pages of watched memory a store would fault on because they are armed; untouched ones
+  // may be counted too. An estimate, for deciding what is cheaper: writers and takes change it at
+  // any time. Allocates nothing. Cost: 1 us, and 2 to 6 ns a page. 0 in a forked child.
+  std::size_t count_armed(ByteRange range) const;
+
   // Prepares untouched pages of watched anonymous memory and arms them; pages in use, and memory
   // with a file or memfd behind it, stay as they are.
   Result<void> prefill(ByteRange range, Prefill policy);

@@ -38,10 +38,21 @@ class SpanSupplyTest : public testing::Test {
   std::byte* data(std::size_t span) const {
     return region_.base() + geometry_.data_offset + span * kSpanBytes;
   }
-  // One span for whoever does not care which.
-  std::size_t allocate(std::size_t count, std::size_t alignment = 1) {
-    return supply_.allocate(count, alignment, high_water_).value();
+  // The first span of a run; nullopt when it is exhausted.
+  std::optional<std::size_t> try_allocate(std::size_t count, std::size_t alignment = 1) {
+    const auto run = supply_.allocate(count, alignment, high_water_);
+    return run ? std::optional(run->first) : std::nullopt;
   }
+  std::size_t allocate(std::size_t count, std::size_t alignment = 1) {
+    return try_allocate(count, alignment).value();
+  }
+  void release(std::size_t first, std::size_t count) {
+    supply_.release(first, count, RunContent::unknown);
+  }
+  ByteRange bytes(std::size_t first, std::size_t count) const {
+    return ByteRange::of(data(first), count * kSpanBytes);
+  }
+  Collected take() { return must(region_.tracker().collect(region_.watch(), CollectMode::take)); }
 
   Region region_;
   layout::Geometry geometry_;
@@ -90,7 +101,7 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
           random.one_in(3) ? random.between(1, spans() / 4) : random.between(1, 4);
       const std::size_t alignment = std::size_t{1} << random.below(random.one_in(4) ? 6 : 1);
       const auto expected = model.allocate(count, alignment);
-      const auto got = supply_.allocate(count, alignment, high_water_);
+      const auto got = try_allocate(count, alignment);
       ASSERT_EQ(got, expected) << count << " spans aligned to " << alignment;
       if (got) {
         ASSERT_TRUE(is_all_zero(data(*got), count * kSpanBytes));
@@ -101,7 +112,7 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
     } else {
       const auto run =
           std::next(runs.begin(), static_cast<std::ptrdiff_t>(random.below(runs.size())));
-      supply_.release(run->first, run->second);
+      release(run->first, run->second);
       model.release(run->first, run->second);
       ASSERT_TRUE(is_all_zero(data(run->first), run->second * kSpanBytes));
       runs.erase(run);
@@ -113,41 +124,136 @@ TEST_F(SpanSupplyTest, gives_the_lowest_fitting_run_of_zeros_as_the_model_does) 
 
 TEST_F(SpanSupplyTest, can_hand_out_every_span_and_no_more) {
   for (std::size_t span = 0; span < spans(); ++span) {
-    ASSERT_EQ(supply_.allocate(1, 1, high_water_), span);
+    ASSERT_EQ(try_allocate(1), span);
     std::memset(data(span), 1, kSpanBytes);
   }
-  EXPECT_EQ(supply_.allocate(1, 1, high_water_), std::nullopt);
-  supply_.release(spans() - 1, 1);
-  EXPECT_EQ(supply_.allocate(2, 1, high_water_), std::nullopt);
-  EXPECT_EQ(supply_.allocate(1, 1, high_water_), spans() - 1);
+  EXPECT_EQ(try_allocate(1), std::nullopt);
+  release(spans() - 1, 1);
+  EXPECT_EQ(try_allocate(2), std::nullopt);
+  EXPECT_EQ(try_allocate(1), spans() - 1);
   EXPECT_EQ(high_water_, spans());
 }
 
 TEST_F(SpanSupplyTest, can_hand_out_everything_as_one_run) {
-  EXPECT_EQ(supply_.allocate(spans() + 1, 1, high_water_), std::nullopt);
-  EXPECT_EQ(supply_.allocate(spans(), 1, high_water_), 0U);
+  EXPECT_EQ(try_allocate(spans() + 1), std::nullopt);
+  EXPECT_EQ(try_allocate(spans()), 0U);
   EXPECT_EQ(supply_.used_spans(), spans());
 }
 
 TEST_F(SpanSupplyTest, a_failed_allocation_changes_nothing) {
   allocate(2);
-  EXPECT_EQ(supply_.allocate(spans(), 1, high_water_), std::nullopt);
+  EXPECT_EQ(try_allocate(spans()), std::nullopt);
   EXPECT_EQ(supply_.used_spans(), 2U);
   EXPECT_EQ(high_water_, 2U);
   EXPECT_EQ(allocate(1), 2U);
 }
 
-TEST_F(SpanSupplyTest, a_released_run_costs_no_memory_and_is_logged_as_purged) {
+TEST_F(SpanSupplyTest, a_released_run_that_is_armed_is_purged_and_logged) {
   allocate(8);
   std::memset(data(0), 1, 8 * kSpanBytes);
-  must(region_.tracker().collect(region_.watch(), CollectMode::take));
-  supply_.release(2, 4);
-  const Collected collected = must(region_.tracker().collect(region_.watch(), CollectMode::take));
-  DirtyBitmap known = collected.written;
-  known |= collected.zeroed;
+  take();
+  release(2, 4);
+  EXPECT_EQ(resident_pages(bytes(2, 4)), 0U);
+  const Collected collected = take();
+  EXPECT_FALSE(collected.written.any());
   const std::size_t first = static_cast<std::size_t>(data(2) - region_.base()) / page_size();
-  EXPECT_EQ(known.next_run(0), (PageRange{first, 4 * kSpanBytes / page_size()}));
-  EXPECT_EQ(known.count(), 4 * kSpanBytes / page_size());
+  const std::size_t pages = 4 * kSpanBytes / page_size();
+  EXPECT_EQ(collected.zeroed.next_run(0), (PageRange{first, pages}));
+  EXPECT_EQ(collected.zeroed.count(), pages);
+  EXPECT_EQ(supply_.idle_spans(), 0U);
+}
+
+TEST_F(SpanSupplyTest, a_released_run_that_is_not_armed_is_cleared_and_stays_in_memory) {
+  const std::size_t pages = 4 * kSpanBytes / page_size();
+  allocate(4);
+  take();
+  std::memset(data(0), 1, 4 * kSpanBytes);
+  release(0, 4);
+  EXPECT_EQ(resident_pages(bytes(0, 4)), pages);
+  EXPECT_TRUE(is_all_zero(data(0), 4 * kSpanBytes));
+  EXPECT_EQ(supply_.idle_spans(), 4U);
+  const Collected collected = take();
+  EXPECT_EQ(collected.written.count(), pages);
+  EXPECT_FALSE(collected.zeroed.any());
+}
+
+TEST_F(SpanSupplyTest, a_run_that_its_user_knows_to_be_zero_is_not_written_to) {
+  allocate(4);
+  std::memset(data(0), 1, kSpanBytes);
+  std::memset(data(0), 0, kSpanBytes);
+  take();
+  supply_.release(0, 4, RunContent::zero);
+  const Collected collected = take();
+  EXPECT_FALSE(collected.written.any());
+  EXPECT_FALSE(collected.zeroed.any());
+}
+
+TEST_F(SpanSupplyTest, idle_spans_are_those_that_stayed_until_they_are_used) {
+  allocate(6);
+  std::memset(data(0), 1, 6 * kSpanBytes);
+  release(0, 3);
+  EXPECT_EQ(supply_.idle_spans(), 3U);
+  allocate(2);
+  EXPECT_EQ(supply_.idle_spans(), 1U);
+  take();
+  release(3, 3);
+  EXPECT_EQ(supply_.idle_spans(), 1U);
+  must(supply_.reset(6));
+  EXPECT_EQ(supply_.idle_spans(), 0U);
+}
+
+TEST_F(SpanSupplyTest, memory_that_was_never_handed_out_is_known_to_be_zero) {
+  EXPECT_TRUE(supply_.allocate(3, 1, high_water_).value().known_zero);
+}
+
+TEST_F(SpanSupplyTest, a_run_that_came_back_is_known_to_be_zero_whichever_way_it_became_so) {
+  for (const bool armed : {false, true}) {
+    const std::size_t first = allocate(3);
+    std::memset(data(first), 1, 3 * kSpanBytes);
+    if (armed) take();
+    release(first, 3);
+    const SpanRun again = supply_.allocate(3, 1, high_water_).value();
+    EXPECT_EQ(again.first, first);
+    EXPECT_TRUE(again.known_zero) << armed;
+    EXPECT_TRUE(is_all_zero(data(first), 3 * kSpanBytes)) << armed;
+    release(first, 3);
+  }
+}
+
+TEST_F(SpanSupplyTest, after_a_reset_nothing_below_the_high_water_mark_is_known_to_be_zero) {
+  allocate(4);
+  release(0, 4);
+  must(supply_.reset(4));
+  EXPECT_FALSE(supply_.allocate(2, 1, high_water_).value().known_zero);
+  // From here on fresh memory follows.
+  EXPECT_FALSE(supply_.allocate(4, 1, high_water_).value().known_zero);
+  EXPECT_TRUE(supply_.allocate(1, 1, high_water_).value().known_zero);
+}
+
+TEST_F(SpanSupplyTest, what_came_back_after_a_reset_is_known_again) {
+  must(supply_.reset(4));
+  std::memset(data(0), 1, 4 * kSpanBytes);
+  EXPECT_FALSE(supply_.allocate(2, 1, high_water_).value().known_zero);
+  release(0, 2);
+  EXPECT_TRUE(supply_.allocate(2, 1, high_water_).value().known_zero);
+  EXPECT_FALSE(supply_.allocate(2, 1, high_water_).value().known_zero);
+}
+
+// A region with room for more than stays idle.
+TEST(SpanSupplyIdleTest, no_more_than_a_bound_stays_in_memory) {
+  RegionOptions options;
+  options.reserve_bytes = 128_MiB;
+  Region region = must(Region::reserve(options));
+  const layout::Geometry geometry = must(layout::geometry_for(options.reserve_bytes));
+  SpanSupply supply = must(SpanSupply::create(region, geometry));
+  std::uint64_t high_water = 0;
+  const std::size_t count = SpanSupply::kMinIdleSpans;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(supply.allocate(count, 1, high_water));
+  std::memset(region.base() + geometry.data_offset, 1, 3 * count * kSpanBytes);
+  for (std::size_t i = 0; i < 3; ++i) supply.release(i * count, count, RunContent::unknown);
+  EXPECT_EQ(supply.idle_spans(), count);
+  const ByteRange all = ByteRange::of(region.base() + geometry.data_offset, 3 * count * kSpanBytes);
+  EXPECT_EQ(resident_pages(all), count * kSpanBytes / page_size());
 }
 
 TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time) {
@@ -164,7 +270,7 @@ TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time
     *reinterpret_cast<volatile char*>(data(span)) = 1;
     EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(),
               1U);
-    supply_.release(span, 1);
+    release(span, 1);
   }
 }
 
@@ -172,8 +278,8 @@ TEST_F(SpanSupplyTest, locked_memory_that_comes_back_is_zero_all_the_same) {
   const std::size_t span = allocate(1);
   std::memset(data(span), 7, kSpanBytes);
   ASSERT_TRUE(lock_memory(ByteRange::of(data(span), kSpanBytes)));
-  must(region_.tracker().collect(region_.watch(), CollectMode::take));
-  supply_.release(span, 1);
+  take();
+  release(span, 1);
   EXPECT_TRUE(is_all_zero(data(span), kSpanBytes));
   // Its pages changed, so a take must name them.
   EXPECT_EQ(must(region_.tracker().collect(region_.watch(), CollectMode::take)).written.count(),
@@ -202,7 +308,7 @@ TEST_F(SpanSupplyTest, after_a_reset_it_knows_what_it_was_told) {
     high_water_ = high_water;
     for (int i = 0; i < 20; ++i) {
       const std::size_t count = random.between(1, 6);
-      ASSERT_EQ(supply_.allocate(count, 1, high_water_), model.allocate(count, 1));
+      ASSERT_EQ(try_allocate(count), model.allocate(count, 1));
     }
     ASSERT_EQ(supply_.used_spans(), model.used());
   }
@@ -212,7 +318,7 @@ TEST_F(SpanSupplyTest, moving_keeps_what_is_handed_out) {
   allocate(3);
   SpanSupply moved(std::move(supply_));
   EXPECT_EQ(moved.used_spans(), 3U);
-  EXPECT_EQ(moved.allocate(1, 1, high_water_), 3U);
+  EXPECT_EQ(moved.allocate(1, 1, high_water_).value().first, 3U);
 }
 
 TEST_F(SpanSupplyTest, threads_never_get_the_same_span) {
@@ -223,7 +329,7 @@ TEST_F(SpanSupplyTest, threads_never_get_the_same_span) {
       const auto mark = static_cast<unsigned char>(i + 1);
       for (std::size_t step = 0; step < scaled(400); ++step) {
         const std::size_t count = random.between(1, 8);
-        const auto first = supply_.allocate(count, 1, high_water_);
+        const auto first = try_allocate(count);
         if (!first) continue;
         ASSERT_TRUE(is_all_zero(data(*first), count * kSpanBytes));
         std::memset(data(*first), mark, count * kSpanBytes);
@@ -231,7 +337,7 @@ TEST_F(SpanSupplyTest, threads_never_get_the_same_span) {
         for (std::size_t at = 0; at < count * kSpanBytes; at += 509) {
           ASSERT_EQ(static_cast<unsigned char>(data(*first)[at]), mark);
         }
-        supply_.release(*first, count);
+        release(*first, count);
       }
     });
   }
@@ -246,8 +352,8 @@ TEST_F(SpanSupplyTest, a_machine_without_memory_is_exhaustion_and_passes) {
   {
     const NoMoreMemory limit;
     // The rest of the first step is committed already.
-    committed = supply_.allocate(SpanSupply::kCommitSpans - 1, 1, high_water_);
-    beyond = supply_.allocate(1, 1, high_water_);
+    committed = try_allocate(SpanSupply::kCommitSpans - 1);
+    beyond = try_allocate(1);
   }
   EXPECT_EQ(committed, 1U);
   EXPECT_EQ(beyond, std::nullopt);

@@ -43,11 +43,14 @@ class HeapModel {
     const std::size_t alignment = std::size_t{1} << random_->below(exponents);
     return allocate(random_size(), random_->one_in(4) ? alignment : 16);
   }
-  // Exhaustion is no fault: the caller's to judge.
+  // Exhaustion is no fault: the caller's to judge. Some blocks are asked for zeroed.
   std::string allocate(std::size_t bytes, std::size_t alignment) {
-    auto* block = static_cast<std::byte*>(heap_->allocate(bytes, alignment));
+    const bool zeroed = random_->one_in(3);
+    auto* block = static_cast<std::byte*>(zeroed ? heap_->allocate_zeroed(bytes, alignment)
+                                                 : heap_->allocate(bytes, alignment));
     if (block == nullptr) return {};
     const std::size_t usable = heap_->usable_size(block);
+    if (zeroed && !is_all_zero(block, usable)) return "a zeroed block is not zero";
     const auto address = reinterpret_cast<std::uintptr_t>(block);
     if (address % alignment != 0 || address % 16 != 0) return "a block is not aligned";
     if (usable < bytes || usable == 0) return "a block is too small";

@@ -360,9 +360,14 @@ TEST_F(CliTest, DoctorSaysWhatTheLibraryFound) {
     EXPECT_EQ(json.at("kernel_bugs")[i].at("state"), to_string(bugs[i].state));
   }
   const ClearDispatch clear = describe_clear_dispatch();
-  ASSERT_EQ(json.at("clear").at("rows").size(), clear.rows.size());
-  EXPECT_EQ(json.at("clear").at("rows")[1].at("kernel"), clear.rows[1].kernel_name);
+  ASSERT_EQ(json.at("clear").at("rows").size(), clear.cached_rows.size());
+  EXPECT_EQ(json.at("clear").at("rows")[1].at("kernel"), clear.cached_rows[1].kernel_name);
   EXPECT_TRUE(json.at("clear").at("rows").back().at("last_bytes").is_null());
+  ASSERT_EQ(json.at("clear").at("uncached_rows").size(), clear.uncached_rows.size());
+  EXPECT_EQ(json.at("clear").at("uncached_rows").back().at("kernel"),
+            clear.uncached_rows.back().kernel_name);
+  EXPECT_EQ(json.at("clear").at("cpu").at("family"), cpu_features().family);
+  EXPECT_EQ(json.at("clear").at("cpu").at("l3_bytes"), cpu_features().l3_bytes);
   EXPECT_THAT(run({"doctor"}).out,
               AllOf(HasSubstr("uffd_async"), HasSubstr(found.reason), HasSubstr(clear.reason),
                     HasSubstr("pages of " + std::to_string(page_size()))));
@@ -370,18 +375,18 @@ TEST_F(CliTest, DoctorSaysWhatTheLibraryFound) {
 
 TEST_F(CliTest, DoctorSaysWhyTheFallbackIsUsed) {
   const RunOptions options{
-      .environment = {{"PAGETIDE_DISABLE", "userfaultfd"}, {"PAGETIDE_CLEAR_KERNEL", "stores"}}};
+      .environment = {{"PAGETIDE_DISABLE", "userfaultfd"}, {"PAGETIDE_CLEAR_KERNEL", "original"}}};
   const RunResult text = run({"doctor"}, options);
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_THAT(text.out, AllOf(HasSubstr("write tracking: compare"), HasSubstr("PAGETIDE_DISABLE"),
-                              HasSubstr("clearing memory: stores"),
+                              HasSubstr("clearing memory: original"),
                               HasSubstr("Without: the next in line is used"),
                               ContainsRegex("uffd_async +no ")));
   EXPECT_THAT(text.err, StartsWith("pagetide: warning: the fallback 'compare'"));
   const Json json = Json::parse(run({"doctor", "--json"}, options).out);
   EXPECT_EQ(json.at("backend").at("fallback"), true);
   EXPECT_THAT(json.at("backend").at("reason"), HasSubstr("PAGETIDE_DISABLE"));
-  EXPECT_EQ(json.at("clear").at("kernel"), "stores");
+  EXPECT_EQ(json.at("clear").at("kernel"), "original");
 }
 
 TEST_F(CliTest, DoctorSaysWhatPagetideDisableDoesNotKnow) {

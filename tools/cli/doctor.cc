@@ -26,6 +26,43 @@ bool is_fallback(const Capabilities& found) {
   return found.chosen != BackendKind::uffd_async;
 }
 
+Json rows_json(const std::vector<ClearDispatchRow>& rows) {
+  Json all = Json::array();
+  for (const ClearDispatchRow& row : rows) {
+    Json json = {{"first_bytes", row.first_bytes}, {"last_bytes", nullptr}};
+    if (row.last_bytes != SIZE_MAX) json["last_bytes"] = row.last_bytes;
+    json["kernel"] = row.kernel_name;
+    all.push_back(std::move(json));
+  }
+  return all;
+}
+
+// What decides how memory is cleared, named as in /proc/cpuinfo.
+std::vector<std::string> features_of(const CpuFeatures& cpu) {
+  std::vector<std::string> names;
+  const auto add = [&names](bool has, const char* name) {
+    if (has) names.emplace_back(name);
+  };
+  add(cpu.rep_good, "rep_good");
+  add(cpu.erms, "erms");
+  add(cpu.fsrm, "fsrm");
+  add(cpu.fzrm, "fzrm");
+  add(cpu.fsrs, "fsrs");
+  add(cpu.avx2, "avx2");
+  add(cpu.avx512, "avx512");
+  add(cpu.avx_vnni, "avx_vnni");
+  add(cpu.clzero, "clzero");
+  add(cpu.hypervisor, "hypervisor");
+  return names;
+}
+
+Json cpu_json(const CpuFeatures& cpu) {
+  return {
+      {"vendor", to_string(cpu.vendor)}, {"family", cpu.family},       {"model", cpu.model},
+      {"features", features_of(cpu)},    {"l1d_bytes", cpu.l1d_bytes}, {"l2_bytes", cpu.l2_bytes},
+      {"l3_bytes", cpu.l3_bytes}};
+}
+
 void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output& out) {
   Json capabilities = Json::array();
   for (const Capability& item : found.items) {
@@ -40,13 +77,6 @@ void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output
                     {"state", to_string(bug.state)},
                     {"what", bug.what},
                     {"consequence", bug.consequence}});
-  }
-  Json rows = Json::array();
-  for (const ClearDispatchRow& row : clear.rows) {
-    Json json = {{"first_bytes", row.first_bytes}, {"last_bytes", nullptr}};
-    if (row.last_bytes != SIZE_MAX) json["last_bytes"] = row.last_bytes;
-    json["kernel"] = row.kernel_name;
-    rows.push_back(std::move(json));
   }
   print_json({{"version", PAGETIDE_CLI_VERSION},
               {"build",
@@ -64,7 +94,9 @@ void print_as_json(const Capabilities& found, const ClearDispatch& clear, Output
                 {"reason", found.reason}}},
               {"clear",
                {{"kernel", clear_kernel_name(clear.kernel)},
-                {"rows", std::move(rows)},
+                {"rows", rows_json(clear.cached_rows)},
+                {"uncached_rows", rows_json(clear.uncached_rows)},
+                {"cpu", cpu_json(cpu_features())},
                 {"reason", clear.reason}}}},
              out);
 }
@@ -105,10 +137,18 @@ void print_as_text(const Capabilities& found, const ClearDispatch& clear, Output
   print_kernel_bugs(found, out);
   out.print("\nwrite tracking: {}\n  {}\n", to_string(found.chosen), found.reason);
   out.print("\nclearing memory: {}\n  {}\n", clear_kernel_name(clear.kernel), clear.reason);
-  Table rows({{"from bytes"}, {"to bytes"}, {"kernel", Align::left}});
-  for (const ClearDispatchRow& row : clear.rows) {
-    rows.add({std::to_string(row.first_bytes), last_bytes(row), std::string(row.kernel_name)});
-  }
+  const CpuFeatures& cpu = cpu_features();
+  out.print("  CPU: {}; caches {}, {}, {}\n", fmt::join(features_of(cpu), " "),
+            human_bytes(cpu.l1d_bytes), human_bytes(cpu.l2_bytes), human_bytes(cpu.l3_bytes));
+  Table rows({{"blocks", Align::left}, {"from bytes"}, {"to bytes"}, {"kernel", Align::left}});
+  const auto add = [&rows](std::string_view where, const std::vector<ClearDispatchRow>& added) {
+    for (const ClearDispatchRow& row : added) {
+      rows.add({std::string(&row == added.data() ? where : ""), std::to_string(row.first_bytes),
+                last_bytes(row), std::string(row.kernel_name)});
+    }
+  };
+  add("in cache", clear.cached_rows);
+  add("not in cache", clear.uncached_rows);
   out.write(rows.render("  "));
 }
 

@@ -1,258 +1,205 @@
 #include "pagetide/allocator/clear/clear.h"
 
-#include <array>
-#include <atomic>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <optional>
 
-#include "pagetide/base/bytes.h"
+#include "pagetide/allocator/clear/clear_plan.h"
+#include "pagetide/allocator/clear/kernel_functions.h"
+#include "pagetide/base/lock_rank.h"
+#include "pagetide/base/standard_error.h"
 
 namespace pagetide {
 
 namespace {
 
-using namespace literals;
+constexpr const char* kVariable = "PAGETIDE_CLEAR_KERNEL";
 
-// Where the kernels change. Below kSmallClearBytes all CPUs use the inline stores.
-//
-// Intel with FSRS: microcode starts fast, so only blocks of up to two lines are left to vectors.
-[[maybe_unused]] constexpr std::size_t kIntelFastShortBytes = 128;
-// Intel with ERMS alone: starting up costs some 35 cycles, amortised at about this size; also the
-// limit glibc uses.
-[[maybe_unused]] constexpr std::size_t kIntelErmsBytes = 2_KiB;
-// Zen 5, measured with bench_clear: in L2 the vector loop wins at every size; in L3 and out of
-// cache rep stosb wins from 8 KiB on, by more the larger the block. From 16 KiB on it gains more
-// out of L2 than it loses in it.
-[[maybe_unused]] constexpr std::size_t kZen5RepBytes = 16_KiB;
-// Zen 3 and 4: vectors are at least as fast as rep stosb (glibc 2.40 came to the same rule)
-// until the extent exceeds the L3 of a core complex; then the string operation stops allocating
-// cache lines for it.
-[[maybe_unused]] constexpr std::size_t kZen3RepBytes = 32_MiB;
-// CPUs without AVX2: where rep stos overtakes a loop of 8-byte stores.
-[[maybe_unused]] constexpr std::size_t kStoresToRepBytes = 1_KiB;
+void choose_and_clear(void* block, std::size_t bytes) noexcept;
 
-constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+}  // namespace
 
-struct Band {
-  std::size_t last_bytes;
-  ClearKernelFunction function;
-  ClearKernel kernel;
+namespace detail {
+
+constinit ClearTable cached_clear_table = {
+    {kNoClearLimit, kNoClearLimit},
+    {choose_and_clear, choose_and_clear, choose_and_clear},
+};
+constinit ClearTable uncached_clear_table = {
+    {kNoClearLimit, kNoClearLimit},
+    {choose_and_clear, choose_and_clear, choose_and_clear},
 };
 
-// What is done above kSmallClearBytes. Plans are constants; choosing is pointing at one.
-struct Plan {
-  std::array<Band, 2> bands;  // the last without limit
-  ClearKernel forced;         // automatic: chosen by CPU
-  std::string_view reason;
-};
-
-constexpr Plan one_kernel(ClearKernelFunction function, ClearKernel kernel, ClearKernel forced,
-                          std::string_view reason) {
-  return {{{{kNoLimit, function, kernel}, {kNoLimit, function, kernel}}}, forced, reason};
+void clear_large(const ClearTable& table, void* block, std::size_t bytes) noexcept {
+  const bool beyond_second = bytes > table.last_bytes[1].load(std::memory_order_relaxed);
+  table.functions[beyond_second ? 2 : 1].load(std::memory_order_relaxed)(block, bytes);
 }
 
-constexpr Plan forced_plan(ClearKernelFunction function, ClearKernel kernel) {
-  return one_kernel(function, kernel, kernel, {});
-}
+}  // namespace detail
 
-constexpr Plan kForcedStores = forced_plan(clear_with_stores, ClearKernel::stores);
-constexpr Plan kForcedMemset = forced_plan(clear_with_memset, ClearKernel::memset);
-constexpr Plan kUnknownCpu =
-    one_kernel(clear_with_memset, ClearKernel::memset, ClearKernel::automatic,
-               "nothing better is known for this CPU than the memset of the C library");
+namespace {
 
-#if defined(__x86_64__)
-
-constexpr Plan kForcedRepStosq = forced_plan(clear_with_rep_stosq, ClearKernel::rep_stosq);
-constexpr Plan kForcedRepStosb = forced_plan(clear_with_rep_stosb, ClearKernel::rep_stosb);
-constexpr Plan kForcedAvx2 = forced_plan(clear_with_avx2, ClearKernel::avx2);
-
-constexpr Band below(std::size_t bytes, ClearKernelFunction function, ClearKernel kernel) {
-  return {bytes - 1, function, kernel};
-}
-
-constexpr Band kRepStosbAbove = {kNoLimit, clear_with_rep_stosb, ClearKernel::rep_stosb};
-constexpr Band kRepStosqAbove = {kNoLimit, clear_with_rep_stosq, ClearKernel::rep_stosq};
-
-constexpr Plan kIntelFastShort = {
-    {{below(kIntelFastShortBytes, clear_with_avx2, ClearKernel::avx2), kRepStosbAbove}},
-    ClearKernel::automatic,
-    "it has fast short rep stosb (FSRS)"};
-constexpr Plan kIntelErms = {
-    {{below(kIntelErmsBytes, clear_with_avx2, ClearKernel::avx2), kRepStosbAbove}},
-    ClearKernel::automatic,
-    "it has fast rep stosb (ERMS) that is slow to start (no FSRS)"};
-constexpr Plan kErmsWithoutAvx2 = {
-    {{below(kStoresToRepBytes, clear_with_stores, ClearKernel::stores), kRepStosbAbove}},
-    ClearKernel::automatic,
-    "it has fast rep stosb (ERMS) and no usable AVX2"};
-constexpr Plan kZen5 = {
-    {{below(kZen5RepBytes, clear_with_avx2, ClearKernel::avx2), kRepStosbAbove}},
-    ClearKernel::automatic,
-    "its rep stosb (FSRM) beats vector stores on large blocks outside the L2 cache"};
-constexpr Plan kZen3 = {
-    {{below(kZen3RepBytes, clear_with_avx2, ClearKernel::avx2), kRepStosbAbove}},
-    ClearKernel::automatic,
-    "vector stores are as fast as its rep stosb (FSRM) until a block exceeds the L3 cache"};
-constexpr Plan kAvx2Alone = one_kernel(clear_with_avx2, ClearKernel::avx2, ClearKernel::automatic,
-                                       "it has AVX2 and does not promise a fast rep stosb");
-constexpr Plan kRepGoodWithoutAvx2 = {
-    {{below(kStoresToRepBytes, clear_with_stores, ClearKernel::stores), kRepStosqAbove}},
-    ClearKernel::automatic,
-    "it has a good rep stosq, no ERMS and no usable AVX2"};
-
-const Plan& automatic_plan(const CpuFeatures& cpu) {
-  const bool intel = cpu.vendor == CpuVendor::intel;
-  const bool amd = cpu.vendor == CpuVendor::amd;
-  // Other vendors: nobody has measured, and the C library may know.
-  if (!intel && !amd && cpu.vendor != CpuVendor::hygon) return kUnknownCpu;
-  if (cpu.avx2) {
-    if (intel && cpu.fast_short_stosb) return kIntelFastShort;
-    if (intel && cpu.erms) return kIntelErms;
-    if (amd && cpu.fast_short_stosb) return cpu.family >= 26 ? kZen5 : kZen3;
-    return kAvx2Alone;
+// Why a CPU with these features cannot run the kernel; empty if it can.
+std::string_view missing_feature(ClearKernel kernel, const CpuFeatures& cpu) {
+  if (kernel == ClearKernel::automatic) return {};
+  if (clear_kernel_function(kernel) == nullptr) return "it needs an x86-64 CPU";
+  if (kernel == ClearKernel::avx2 && !cpu.avx2) {
+    return "the CPU has no AVX2, or the operating system does not save its registers";
   }
-  if (intel && cpu.erms) return kErmsWithoutAvx2;
-  return cpu.rep_good ? kRepGoodWithoutAvx2 : kUnknownCpu;
+  if (kernel == ClearKernel::avx512 && !cpu.avx512) {
+    return "the CPU has no AVX-512 (F and BW), or the operating system does not save its registers";
+  }
+  if (kernel == ClearKernel::clzero && !cpu.clzero) return "the CPU has no CLZERO";
+  return {};
 }
-
-#else
-
-const Plan& automatic_plan(const CpuFeatures&) {
-  return kUnknownCpu;
-}
-
-#endif
-
-constexpr std::array kAllKernels = {ClearKernel::automatic, ClearKernel::stores,
-                                    ClearKernel::rep_stosq, ClearKernel::rep_stosb,
-                                    ClearKernel::avx2,      ClearKernel::memset};
 
 bool can_run(ClearKernel kernel, const CpuFeatures& cpu) {
-  if (kernel == ClearKernel::automatic) return true;
-  if (kernel == ClearKernel::avx2 && !cpu.avx2) return false;
-  return clear_kernel_function(kernel) != nullptr;
+  return missing_feature(kernel, cpu).empty();
 }
 
-// The kernel must be one that can_run().
-const Plan& plan_for(ClearKernel kernel, const CpuFeatures& cpu) {
-  switch (kernel) {
-    case ClearKernel::automatic:
-      break;
-    case ClearKernel::stores:
-      return kForcedStores;
-    case ClearKernel::memset:
-      return kForcedMemset;
-#if defined(__x86_64__)
-    case ClearKernel::rep_stosq:
-      return kForcedRepStosq;
-    case ClearKernel::rep_stosb:
-      return kForcedRepStosb;
-    case ClearKernel::avx2:
-      return kForcedAvx2;
-#else
-    case ClearKernel::rep_stosq:
-    case ClearKernel::rep_stosb:
-    case ClearKernel::avx2:
-      break;
-#endif
+// Calls visit(kernel) for automatic and all others that can run.
+template <typename Visit>
+void for_each_kernel_that_runs(const CpuFeatures& cpu, Visit visit) {
+  visit(ClearKernel::automatic);
+  for (const ClearKernel kernel : all_clear_kernels()) {
+    if (can_run(kernel, cpu)) visit(kernel);
   }
-  return automatic_plan(cpu);
+}
+
+// Text of bounded size, because it is also made where nothing may be allocated.
+class ShortText {
+ public:
+  ShortText& operator<<(std::string_view text) {
+    const std::size_t size = std::min(text.size(), text_.size() - size_);
+    text.copy(text_.data() + size_, size);
+    size_ += size;
+    return *this;
+  }
+  std::string_view view() const { return {text_.data(), size_}; }
+
+ private:
+  std::array<char, 400> text_;
+  std::size_t size_ = 0;
+};
+
+// "auto, original, rep_stosq or memset", as far as the CPU can. memset is the last one and always
+// among them.
+void list_kernels_that_run(const CpuFeatures& cpu, ShortText& text) {
+  for_each_kernel_that_runs(cpu, [&](ClearKernel kernel) {
+    if (kernel == ClearKernel::memset) {
+      text << " or ";
+    } else if (kernel != ClearKernel::automatic) {
+      text << ", ";
+    }
+    text << clear_kernel_name(kernel);
+  });
 }
 
 std::optional<ClearKernel> kernel_named(std::string_view name) {
-  for (const ClearKernel kernel : kAllKernels) {
+  if (name == clear_kernel_name(ClearKernel::automatic)) return ClearKernel::automatic;
+  for (const ClearKernel kernel : all_clear_kernels()) {
     if (clear_kernel_name(kernel) == name) return kernel;
   }
   return std::nullopt;
 }
 
-// An empty value counts as not set.
-const Plan& plan_for(const CpuFeatures& cpu, std::string_view environment) {
-  const std::optional<ClearKernel> wanted = kernel_named(environment);
-  return wanted && can_run(*wanted, cpu) ? plan_for(*wanted, cpu) : automatic_plan(cpu);
+// An empty value counts as not set; one that cannot be followed is ignored.
+ClearKernel kernel_wanted_by(std::string_view environment, const CpuFeatures& cpu) {
+  const std::optional<ClearKernel> named = kernel_named(environment);
+  return named && can_run(*named, cpu) ? *named : ClearKernel::automatic;
 }
 
-// The value PAGETIDE_CLEAR_KERNEL had when the choice was made, cut off at a length no kernel
-// name has. Atomic characters, because threads that make the choice at the same time all write
-// it, and all write the same.
+// Adds nothing if the value was followed or there was none.
+void explain_ignored(std::string_view environment, const CpuFeatures& cpu, ShortText& text) {
+  if (environment.empty()) return;
+  const std::optional<ClearKernel> named = kernel_named(environment);
+  if (named && can_run(*named, cpu)) return;
+  text << kVariable << "=" << environment
+       << " is ignored: " << (named ? missing_feature(*named, cpu) : "there is no such kernel")
+       << ". Set it to ";
+  list_kernels_that_run(cpu, text);
+  text << ".";
+}
+
+ClearPlan plan_of(ClearKernel kernel, const CpuFeatures& cpu) {
+  return kernel == ClearKernel::automatic ? clear_plan_for(cpu) : uniform_clear_plan(kernel, {});
+}
+
+// The value that the variable had when the choice was made, cut off at a length no kernel name
+// has. Written once, by the thread that chooses.
 class EnvironmentText {
  public:
   void set(const char* value) {
-    std::size_t i = 0;
-    for (; value != nullptr && value[i] != '\0' && i + 1 < text_.size(); ++i) {
-      text_[i].store(value[i], std::memory_order_relaxed);
-    }
-    text_[i].store('\0', std::memory_order_relaxed);
+    if (value == nullptr) return;
+    for (; value[size_] != '\0' && size_ < text_.size(); ++size_) text_[size_] = value[size_];
   }
-
-  using Copy = std::array<char, 32>;
-  Copy get() const {
-    Copy copy{};
-    for (std::size_t i = 0; i < copy.size(); ++i) {
-      copy[i] = text_[i].load(std::memory_order_relaxed);
-    }
-    return copy;
-  }
+  std::string_view view() const { return {text_.data(), size_}; }
 
  private:
-  std::array<std::atomic<char>, std::tuple_size_v<Copy>> text_{};
+  std::array<char, 31> text_{};
+  std::size_t size_ = 0;
 };
 
-constinit EnvironmentText environment_text;
+enum class ChoiceState : std::uint8_t { none, being_made, made };
 
-void choose_and_clear(void* block, std::size_t bytes) noexcept;
+struct Choice {
+  std::atomic<ChoiceState> state = ChoiceState::none;
+  // Below: written while being_made, later only under the mutex.
+  EnvironmentText environment;
+  ClearKernel kernel = ClearKernel::automatic;
+  bool by_call = false;  // force_clear_kernel() was called last, not the environment
+  RankedMutex mutex{LockRank::clear_choice, "clear choice"};
+};
+constinit Choice choice;
 
-constexpr Plan kNotChosen =
-    one_kernel(choose_and_clear, ClearKernel::automatic, ClearKernel::automatic, {});
-// While one thread chooses, what it and the others clear is cleared by memset: nobody waits, and
-// a getenv() that somebody interposed may allocate and so come back here.
-constexpr Plan kBeingChosen =
-    one_kernel(clear_with_memset, ClearKernel::memset, ClearKernel::automatic, {});
-
-constinit std::atomic<const Plan*> active_plan = &kNotChosen;
-
-bool is_chosen(const Plan* plan) {
-  return plan != &kNotChosen && plan != &kBeingChosen;
+void install(const ClearBands& bands, detail::ClearTable& table) {
+  for (std::size_t i = 0; i < bands.size(); ++i) {
+    table.functions[i].store(clear_kernel_function(bands[i].kernel), std::memory_order_relaxed);
+    if (i < table.last_bytes.size()) {
+      table.last_bytes[i].store(bands[i].last_bytes, std::memory_order_relaxed);
+    }
+  }
 }
 
-// Chooses if nobody has. May run in several threads at once: all come to the same result, and a
-// kernel forced meanwhile stays.
-const Plan* chosen_plan() {
-  const Plan* plan = active_plan.load(std::memory_order_acquire);
-  if (is_chosen(plan)) return plan;
-  environment_text.set(::secure_getenv("PAGETIDE_CLEAR_KERNEL"));
+void install(const ClearPlan& plan) {
+  install(plan.cached, detail::cached_clear_table);
+  install(plan.uncached, detail::uncached_clear_table);
+}
+
+// False where somebody has made the choice, or is at it.
+bool choose() {
+  ChoiceState expected = ChoiceState::none;
+  if (!choice.state.compare_exchange_strong(expected, ChoiceState::being_made)) return false;
+  const int kept_errno = errno;
+  choice.environment.set(::secure_getenv(kVariable));
   // Not cpu_features(): its guard would make a signal handler wait for the code it interrupted.
   const CpuFeatures cpu = decode_cpu_features(read_cpuid_leaves());
-  const Plan* const choice = &plan_for(cpu, environment_text.get().data());
-  while (!is_chosen(plan)) {
-    if (active_plan.compare_exchange_weak(plan, choice, std::memory_order_acq_rel)) return choice;
-  }
-  return plan;
+  const std::string_view environment = choice.environment.view();
+  choice.kernel = kernel_wanted_by(environment, cpu);
+  install(plan_of(choice.kernel, cpu));
+  ShortText ignored;
+  explain_ignored(environment, cpu, ignored);
+  if (!ignored.view().empty()) write_standard_error({ignored.view()});
+  choice.state.store(ChoiceState::made, std::memory_order_release);
+  errno = kept_errno;
+  return true;
 }
 
+// While one thread chooses, what it and the others clear is cleared by memset: nobody waits, and
+// a getenv() that somebody interposed may allocate and so come back here.
 void choose_and_clear(void* block, std::size_t bytes) noexcept {
-  const Plan* expected = &kNotChosen;
-  if (active_plan.compare_exchange_strong(expected, &kBeingChosen)) chosen_plan();
-  detail::clear_large(block, bytes);
+  if (choose()) return clear_memory(block, bytes);
+  clear_kernels::memset(block, bytes);
 }
 
-// "auto, stores, rep_stosq, rep_stosb, avx2 or memset", as far as the CPU can.
-std::string kernels_that_run(const CpuFeatures& cpu) {
-  std::string list;
-  for (const ClearKernel kernel : kAllKernels) {
-    if (!can_run(kernel, cpu)) continue;
-    if (!list.empty()) list += kernel == kAllKernels.back() ? " or " : ", ";
-    list += clear_kernel_name(kernel);
-  }
-  return list;
-}
-
-std::string why_not(ClearKernel kernel) {
-  if (clear_kernel_function(kernel) == nullptr) return "it needs an x86-64 CPU";
-  return "the CPU has no AVX2, or the operating system does not save its registers";
+// For those who may wait, which is as long as another thread executes a few CPUID instructions.
+void ensure_chosen() {
+  choose();
+  while (choice.state.load(std::memory_order_acquire) != ChoiceState::made) ::sched_yield();
 }
 
 std::string cpu_text(const CpuFeatures& cpu) {
@@ -261,80 +208,76 @@ std::string cpu_text(const CpuFeatures& cpu) {
          std::to_string(cpu.model);
 }
 
-ClearDispatch describe(const Plan& plan, const CpuFeatures& cpu) {
-  ClearDispatch dispatch;
-  dispatch.kernel = plan.forced;
-  dispatch.rows.push_back({0, kSmallClearBytes, "inline"});
-  for (const Band& band : plan.bands) {
-    const std::size_t first_bytes = dispatch.rows.back().last_bytes + 1;
-    dispatch.rows.push_back({first_bytes, band.last_bytes, clear_kernel_name(band.kernel)});
-    if (band.last_bytes == kNoLimit) break;
+std::vector<ClearDispatchRow> rows_of(const ClearBands& bands) {
+  std::vector<ClearDispatchRow> rows = {{0, kSmallClearBytes, "inline"}};
+  for (const ClearBand& band : bands) {
+    const std::size_t first_bytes = rows.back().last_bytes + 1;
+    rows.push_back({first_bytes, band.last_bytes, clear_kernel_name(band.kernel)});
+    if (band.last_bytes == kNoClearLimit) break;
   }
-  if (plan.forced == ClearKernel::automatic) {
+  return rows;
+}
+
+ClearDispatch describe(ClearKernel kernel, const CpuFeatures& cpu) {
+  const ClearPlan plan = plan_of(kernel, cpu);
+  ClearDispatch dispatch{kernel, rows_of(plan.cached), rows_of(plan.uncached), {}};
+  if (kernel == ClearKernel::automatic) {
     dispatch.reason = "Chosen for " + cpu_text(cpu) + ": " + std::string(plan.reason) + ".";
   }
   return dispatch;
 }
 
-// "" if the value was followed or there was none.
-std::string ignored_environment(const CpuFeatures& cpu, std::string_view environment) {
-  if (environment.empty()) return {};
-  const std::optional<ClearKernel> wanted = kernel_named(environment);
-  if (wanted && can_run(*wanted, cpu)) return {};
-  return " PAGETIDE_CLEAR_KERNEL=" + std::string(environment) +
-         " is ignored: " + (wanted ? why_not(*wanted) : "there is no such kernel") +
-         ". Set it to " + kernels_that_run(cpu) + ".";
-}
-
 }  // namespace
 
-namespace detail {
-
-void clear_large(void* block, std::size_t bytes) noexcept {
-  const Plan& plan = *active_plan.load(std::memory_order_acquire);
-  const Band& band = bytes <= plan.bands[0].last_bytes ? plan.bands[0] : plan.bands[1];
-  band.function(block, bytes);
-}
-
-}  // namespace detail
-
 Result<void> check_clear_kernel(ClearKernel kernel, const CpuFeatures& features) {
-  if (can_run(kernel, features)) return {};
-  return failure(ErrorCode::unsupported,
-                 "cannot clear memory with " + std::string(clear_kernel_name(kernel)) + ": " +
-                     why_not(kernel) + ". Choose " + kernels_that_run(features) + ".");
+  const std::string_view missing = missing_feature(kernel, features);
+  if (missing.empty()) return {};
+  ShortText text;
+  text << "cannot clear memory with " << clear_kernel_name(kernel) << ": " << missing
+       << ". Choose ";
+  list_kernels_that_run(features, text);
+  text << ".";
+  return failure(ErrorCode::unsupported, std::string(text.view()));
 }
 
 Result<void> force_clear_kernel(ClearKernel kernel) {
-  if (Result<void> possible = check_clear_kernel(kernel, cpu_features()); !possible) {
+  const CpuFeatures& cpu = cpu_features();
+  if (Result<void> possible = check_clear_kernel(kernel, cpu); !possible) {
     return propagate(possible);
   }
-  chosen_plan();  // so that the environment is read, for describe_clear_dispatch()
-  active_plan.store(&plan_for(kernel, cpu_features()), std::memory_order_release);
+  ensure_chosen();  // so that the environment is read, for describe_clear_dispatch()
+  const RankedLock lock(choice.mutex);
+  choice.kernel = kernel;
+  choice.by_call = kernel != ClearKernel::automatic;
+  install(plan_of(kernel, cpu));
   return {};
 }
 
 ClearDispatch describe_clear_dispatch(const CpuFeatures& features, const char* environment) {
   const std::string_view value = environment != nullptr ? environment : "";
-  const Plan& plan = plan_for(features, value);
-  ClearDispatch dispatch = describe(plan, features);
-  if (plan.forced != ClearKernel::automatic) {
-    dispatch.reason = "Forced by PAGETIDE_CLEAR_KERNEL=" + std::string(value) + ".";
+  ClearDispatch dispatch = describe(kernel_wanted_by(value, features), features);
+  if (dispatch.kernel != ClearKernel::automatic) {
+    dispatch.reason = std::string("Forced by ") + kVariable + "=" + std::string(value) + ".";
   }
-  dispatch.reason += ignored_environment(features, value);
+  ShortText ignored;
+  explain_ignored(value, features, ignored);
+  if (!ignored.view().empty()) dispatch.reason += " " + std::string(ignored.view());
   return dispatch;
 }
 
 ClearDispatch describe_clear_dispatch() {
-  const Plan* const plan = chosen_plan();
-  const EnvironmentText::Copy environment = environment_text.get();
-  const CpuFeatures& cpu = cpu_features();
-  if (plan == &plan_for(cpu, environment.data())) {
-    return describe_clear_dispatch(cpu, environment.data());
+  ensure_chosen();
+  const RankedLock lock(choice.mutex);
+  if (choice.by_call) {
+    ClearDispatch dispatch = describe(choice.kernel, cpu_features());
+    dispatch.reason = "Forced by force_clear_kernel().";
+    return dispatch;
   }
-  ClearDispatch dispatch = describe(*plan, cpu);
-  if (plan->forced != ClearKernel::automatic) dispatch.reason = "Forced by force_clear_kernel().";
-  return dispatch;
+  const bool by_environment =
+      choice.kernel == kernel_wanted_by(choice.environment.view(), cpu_features());
+  // After force_clear_kernel(automatic) the environment counts no more.
+  if (!by_environment) return describe(choice.kernel, cpu_features());
+  return describe_clear_dispatch(cpu_features(), std::string(choice.environment.view()).c_str());
 }
 
 }  // namespace pagetide

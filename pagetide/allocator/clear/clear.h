@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -13,22 +15,55 @@
 // Clearing memory by the kernel that suits this CPU and the size of the block.
 //
 // The choice is made once, at the first call for more than kSmallClearBytes; from then on a call
-// costs one load, one comparison and an indirect call. PAGETIDE_CLEAR_KERNEL=auto|stores|
-// rep_stosq|rep_stosb|avx2|memset, read at that moment, replaces the choice; a value that is
-// unknown or that this CPU cannot follow is ignored, and describe_clear_dispatch() says so.
+// costs a comparison and an indirect call. PAGETIDE_CLEAR_KERNEL=auto|NAME, read at that moment,
+// replaces the choice by one kernel for all these sizes; a value that is unknown or that this CPU
+// cannot follow is ignored, a line on standard error says why, and so does
+// describe_clear_dispatch(). Programs that run with more privilege than their user ignore it.
 
 namespace pagetide {
 
+// Where a block is when it is cleared. What is fastest differs by far: stores that pass the caches
+// by are twice as fast on memory that is in none, and seven times slower on memory that is.
+enum class InCache : std::uint8_t {
+  likely,    // it was just used, or will be at once
+  unlikely,  // nobody has touched it for long, and nobody will soon
+};
+
 namespace detail {
-PAGETIDE_API void clear_large(void* block, std::size_t bytes) noexcept;
+
+// The kernels in use. A block goes to the first one whose limit it does not exceed, the last one
+// has none. Any mixture of old and new values is right too, since every kernel takes any size: so
+// the values are changed one by one while other threads clear.
+struct ClearTable {
+  std::array<std::atomic<std::size_t>, 2> last_bytes;
+  std::array<std::atomic<ClearKernelFunction>, 3> functions;
+};
+extern PAGETIDE_API ClearTable cached_clear_table;
+extern PAGETIDE_API ClearTable uncached_clear_table;
+
+// For what exceeds the first limit.
+PAGETIDE_API void clear_large(const ClearTable& table, void* block, std::size_t bytes) noexcept;
+
+inline void clear_by_table(const ClearTable& table, void* block, std::size_t bytes) noexcept {
+  if (bytes > table.last_bytes[0].load(std::memory_order_relaxed)) [[unlikely]] {
+    return clear_large(table, block, bytes);
+  }
+  table.functions[0].load(std::memory_order_relaxed)(block, bytes);
 }
 
+}  // namespace detail
+
 // Writes zeros to [block, block + bytes), whatever the alignment; the stores are never dropped,
-// even if the block is freed next. Thread-safe; allocates nothing and takes no lock, so it may
-// be called before main, in a signal handler and in a malloc that getenv() calls into.
+// even if the block is freed next. Thread-safe; allocates nothing, takes no lock and keeps errno,
+// so it may be called before main, in a signal handler and in a malloc that getenv() calls into.
 inline void clear_memory(void* block, std::size_t bytes) noexcept {
   if (bytes <= kSmallClearBytes) return clear_small(block, bytes);
-  detail::clear_large(block, bytes);
+  detail::clear_by_table(detail::cached_clear_table, block, bytes);
+}
+
+inline void clear_memory(void* block, std::size_t bytes, InCache in_cache) noexcept {
+  if (in_cache == InCache::likely || bytes <= kSmallClearBytes) return clear_memory(block, bytes);
+  detail::clear_by_table(detail::uncached_clear_table, block, bytes);
 }
 
 // Uses one kernel for all sizes above kSmallClearBytes from now on; ClearKernel::automatic goes
@@ -37,8 +72,8 @@ inline void clear_memory(void* block, std::size_t bytes) noexcept {
 // where check_clear_kernel() does, and changes nothing then.
 PAGETIDE_API Result<void> force_clear_kernel(ClearKernel kernel);
 
-// Whether a CPU with these features can run the kernel; else unsupported, with the kernels that
-// it can run.
+// Whether a CPU with these features can run the kernel; else unsupported, with the feature it
+// lacks and the kernels that it can run.
 PAGETIDE_API Result<void> check_clear_kernel(ClearKernel kernel, const CpuFeatures& features);
 
 struct ClearDispatchRow {
@@ -49,7 +84,9 @@ struct ClearDispatchRow {
 
 struct ClearDispatch {
   ClearKernel kernel = ClearKernel::automatic;  // or the one that is forced
-  std::vector<ClearDispatchRow> rows;           // ascending, without gaps, the first from 0
+  // Ascending, without gaps, the first from 0.
+  std::vector<ClearDispatchRow> cached_rows;    // InCache::likely
+  std::vector<ClearDispatchRow> uncached_rows;  // InCache::unlikely
   std::string reason;                           // full sentences: why these kernels
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "pagetide/base/export.h"
@@ -17,31 +18,29 @@
 namespace pagetide {
 
 enum class ClearKernel : std::uint8_t {
-  automatic,  // by CPU and size
-  stores,     // a loop of 8-byte stores
-  rep_stosq,  // x86-64
-  rep_stosb,  // x86-64
-  avx2,       // x86-64 with AVX2
-  memset,     // of the C library
+  automatic,    // by CPU and size
+  original,     // a loop of 8-byte stores, as Linux had for CPUs with nothing better
+  rep_stosq,    // x86-64
+  rep_stosb,    // x86-64
+  sse2,         // x86-64
+  avx2,         // x86-64 with AVX2
+  avx512,       // x86-64 with AVX-512F and BW
+  nontemporal,  // x86-64: stores that pass the caches by
+  clzero,       // AMD and Hygon: a line an instruction, passing the caches by
+  memset,       // of the C library
 };
+
+// All but automatic, in the order above.
+PAGETIDE_API std::span<const ClearKernel> all_clear_kernels();
+
+// "auto", "original", "rep_stosq", ...: as above.
+PAGETIDE_API std::string_view clear_kernel_name(ClearKernel kernel);
 
 using ClearKernelFunction = void (*)(void* block, std::size_t bytes) noexcept;
 
-// For tables; who wants to clear memory calls clear_memory().
-PAGETIDE_API void clear_with_stores(void* block, std::size_t bytes) noexcept;
-PAGETIDE_API void clear_with_memset(void* block, std::size_t bytes) noexcept;
-#if defined(__x86_64__)
-PAGETIDE_API void clear_with_rep_stosq(void* block, std::size_t bytes) noexcept;
-PAGETIDE_API void clear_with_rep_stosb(void* block, std::size_t bytes) noexcept;
-// Only on a CPU with usable AVX2.
-PAGETIDE_API void clear_with_avx2(void* block, std::size_t bytes) noexcept;
-#endif
-
-// "auto", "stores", "rep_stosq", "rep_stosb", "avx2", "memset".
-PAGETIDE_API std::string_view clear_kernel_name(ClearKernel kernel);
-
 // nullptr for automatic and for kernels this build does not have. A function that is not nullptr
-// may still need a CPU feature: check_clear_kernel() in clear.h.
+// may still need a CPU feature: check_clear_kernel() in clear.h. Who only wants to clear memory
+// calls clear_memory().
 PAGETIDE_API ClearKernelFunction clear_kernel_function(ClearKernel kernel);
 
 // Tells the compiler that the block is read by someone it does not see, so that stores to it
@@ -50,17 +49,21 @@ inline void keep_stores(void* block) noexcept {
   asm volatile("" : : "r"(block) : "memory");
 }
 
-inline constexpr std::size_t kSmallClearBytes = 64;
+inline constexpr std::size_t kSmallClearBytes = 128;
 
-// Up to kSmallClearBytes, with two branches and overlapping stores; for inlining.
+// Up to kSmallClearBytes, with a few branches and overlapping stores; for inlining.
 inline void clear_small(void* block, std::size_t bytes) noexcept {
   auto* const first = static_cast<std::byte*>(block);
   std::byte* const end = first + bytes;
-  // With these constant sizes __builtin_memset is one store instruction.
+  // With these constant sizes __builtin_memset is one or two store instructions.
   if (bytes >= 16) {
     __builtin_memset(first, 0, 16);
     if (bytes > 32) {
       __builtin_memset(first + 16, 0, 16);
+      if (bytes > 64) {
+        __builtin_memset(first + 32, 0, 32);
+        __builtin_memset(end - 64, 0, 32);
+      }
       __builtin_memset(end - 32, 0, 16);
     }
     __builtin_memset(end - 16, 0, 16);

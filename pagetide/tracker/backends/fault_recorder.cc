@@ -314,6 +314,17 @@ Result<void> FaultRecorder::arm(ByteRange range) {
   return {};
 }
 
+std::size_t FaultRecorder::count_armed(ByteRange whole, ByteRange part) {
+  Watch* watch = find(whole);
+  if (watch == nullptr) return 0;
+  std::size_t count = 0;
+  for_each_word(PageRange::covering(part, whole), [&](std::size_t i, std::uint64_t mask) {
+    const std::uint64_t dirty = std::atomic_ref(watch->groups[i].dirty).load();
+    count += static_cast<std::size_t>(std::popcount(watch->armed[i] & ~dirty & mask));
+  });
+  return count;
+}
+
 void FaultRecorder::purged(ByteRange range) {
   for_each_watched(range, [](Watch& watch, ByteRange part) {
     for_each_word(PageRange::covering(part, watch.range), [&](std::size_t i, std::uint64_t mask) {

@@ -53,6 +53,7 @@ class FaultRecorder {
   Result<void> prefill(ByteRange range, Prefill policy);
   // These pages were purged: whatever was known of them is void.
   void purged(ByteRange range);
+  std::size_t count_armed(ByteRange whole, ByteRange part);
 
   bool is_watching() const { return !watches_.empty(); }
   void unwatch_all();

@@ -218,6 +218,14 @@ PageRange ProtectedRange::unknown(PageRange pages) const {
   return first < end ? PageRange{first, end - first} : PageRange{};
 }
 
+std::size_t ProtectedRange::count_armed(PageRange pages) const {
+  std::size_t count = 0;
+  for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
+    count += static_cast<std::size_t>(std::popcount(armed_.word(i) & mask));
+  });
+  return count;
+}
+
 void ProtectedRange::note_written(PageRange pages) {
   for_each_word(pages, [&](std::size_t i, std::uint64_t mask) {
     const std::uint64_t bits = ~(armed_.word(i) | written_.word(i)) & mask;

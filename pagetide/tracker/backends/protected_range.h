@@ -81,6 +81,8 @@ class ProtectedRange {
   // Makes the armed pages of `pages` writable and written.
   void disarm(PageRange pages);
 
+  std::size_t count_armed(PageRange pages) const;
+
   ProtectionCounts counts() const;
 
  private:

@@ -133,6 +133,16 @@ Result<void> UffdAsyncBackend::scan(ByteRange part, const ScanQuery& query, Coll
   });
 }
 
+std::size_t UffdAsyncBackend::count_armed(ByteRange, ByteRange part) {
+  std::size_t unarmed = 0;
+  // After a failing scan those that were not found count as armed.
+  (void)scanner_.scan(part, anonymous_query(),
+                      [&](std::uintptr_t first, std::uintptr_t end, std::uint64_t) {
+                        unarmed += (end - first) / page_size();
+                      });
+  return part.size / page_size() - unarmed;
+}
+
 Result<void> UffdAsyncBackend::prefill(ByteRange range, Prefill policy) {
   if (policy == Prefill::none) return {};
   ScanQuery query;

@@ -35,6 +35,7 @@ class UffdAsyncBackend {
   void unwatch(ByteRange range);
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
   Result<void> prefill(ByteRange range, Prefill policy);
+  std::size_t count_armed(ByteRange whole, ByteRange part);
 
  private:
   Result<void> map_zero_pages(ByteRange range);

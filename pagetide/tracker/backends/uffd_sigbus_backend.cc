@@ -138,4 +138,8 @@ void UffdSigbusBackend::purged(ByteRange range) {
   parts_->recorder->purged(range);
 }
 
+std::size_t UffdSigbusBackend::count_armed(ByteRange whole, ByteRange part) {
+  return parts_->recorder->count_armed(whole, part);
+}
+
 }  // namespace pagetide

@@ -287,4 +287,8 @@ void UffdSyncBackend::purged(ByteRange range) {
   handlers_->recorder().purged(range);
 }
 
+std::size_t UffdSyncBackend::count_armed(ByteRange whole, ByteRange part) {
+  return handlers_->recorder().count_armed(whole, part);
+}
+
 }  // namespace pagetide

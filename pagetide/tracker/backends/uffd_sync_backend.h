@@ -50,6 +50,7 @@ class UffdSyncBackend {
   Result<void> collect(ByteRange whole, ByteRange part, CollectMode mode, DirtyBitmap& written);
   Result<void> prefill(ByteRange range, Prefill policy);
   void purged(ByteRange range);
+  std::size_t count_armed(ByteRange whole, ByteRange part);
 
  private:
   class Handlers;

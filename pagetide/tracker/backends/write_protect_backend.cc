@@ -140,6 +140,12 @@ Result<void> WriteProtectBackend::collect(ByteRange whole, ByteRange part, Colle
   return {};
 }
 
+std::size_t WriteProtectBackend::count_armed(ByteRange whole, ByteRange part) {
+  const auto found = watches_.find(whole.begin);
+  if (found == watches_.end()) return 0;
+  return found->second.protection->count_armed(PageRange::covering(part, whole));
+}
+
 // Pages that were never armed are written to without our hearing of it.
 Result<void> WriteProtectBackend::find_touched(Watch& watch, PageRange pages) {
   ProtectedRange& protection = *watch.protection;

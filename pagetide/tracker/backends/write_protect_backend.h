@@ -72,6 +72,7 @@ class WriteProtectBackend {
   // were only read, and cost a fault each. automatic and none leave it alone, which is cheaper
   // over the first writes. Nothing without pagemap.
   Result<void> prefill(ByteRange range, Prefill policy);
+  std::size_t count_armed(ByteRange whole, ByteRange part);
 
   WriteProtectStats stats() const;
 

@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pagetide/allocator/clear/clear.h"
+#include "pagetide/snapshot/snapshotter.h"
+#include "tests/support/must.h"
+#include "tests/support/random_mutator.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/test_scale.h"
+
+// What ClearPolicy::on_free promises: a secret that was freed before a snapshot saw it is nowhere,
+// neither in the memory of the arena nor in the store.
+
+namespace pagetide {
+namespace {
+
+using namespace literals;
+
+using Secret = std::array<char, 24>;
+
+// Different in each test, so that it is nowhere else in this process's files either.
+Secret new_secret() {
+  std::mt19937_64 random(std::random_device{}());
+  Secret secret;
+  for (char& c : secret) c = static_cast<char>(random() % 255 + 1);
+  return secret;
+}
+
+bool holds(std::span<const char> bytes, const Secret& secret) {
+  return std::search(bytes.begin(), bytes.end(), secret.begin(), secret.end()) != bytes.end();
+}
+
+bool region_holds(const Arena& arena, const Secret& secret) {
+  const UsedRanges used = arena.heap().used_ranges();
+  return std::any_of(used.span().begin(), used.span().end(), [&](const ByteRange& range) {
+    return holds({reinterpret_cast<const char*>(range.data()), range.size}, secret);
+  });
+}
+
+bool store_holds(const std::string& directory, const Secret& secret) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    std::vector<char> bytes(entry.file_size());
+    std::ifstream(entry.path(), std::ios::binary)
+        .read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    if (holds(bytes, secret)) return true;
+  }
+  return false;
+}
+
+// Where the secret lies, and the size of its block.
+struct Place {
+  const char* name;
+  std::size_t bytes;
+  std::size_t offset;
+};
+
+class SecretTest : public testing::TestWithParam<Place> {
+ protected:
+  // An arena with neighbours on both sides of the block, so that neither it nor its span is given
+  // back as a whole; the secret is planted, freed, and snapshots are taken.
+  void plant_and_free(Arena& arena, Snapshotter& snapshotter) {
+    RandomMutator(arena, test_seed()).steps(300);
+    must(arena.allocate(GetParam().bytes));
+    auto* block = static_cast<char*>(must(arena.allocate(GetParam().bytes)));
+    must(arena.allocate(GetParam().bytes));
+    must(snapshotter.take());
+    std::memset(block, 'x', GetParam().bytes);
+    std::copy(secret_.begin(), secret_.end(), block + GetParam().offset);
+    ASSERT_TRUE(region_holds(arena, secret_));
+    arena.deallocate(block);
+    must(snapshotter.take());
+  }
+  std::string directory() const { return directory_.file("store"); }
+
+  const Secret secret_ = new_secret();
+  TemporaryDirectory directory_;
+  Store store_ = must(Store::open(directory_.file("store")));
+};
+
+constexpr std::size_t kPage = 4096;
+
+constexpr std::array kPlaces = {
+    Place{"a_small_slot", 100, 40},
+    Place{"a_slot_of_several_pages", 20'000, kPage - 10},
+    Place{"the_end_of_the_largest_slot", 32'768, 32'744},
+    Place{"a_large_block", 300'000, 200'000},
+};
+
+std::string place_name(const testing::TestParamInfo<Place>& place) {
+  return place.param.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(in, SecretTest, testing::ValuesIn(kPlaces), place_name);
+
+TEST_P(SecretTest, is_nowhere_after_it_was_freed_under_on_free) {
+  Arena arena = must(Arena::create({.reserve_bytes = 256_MiB, .clear = ClearPolicy::on_free}));
+  Snapshotter snapshotter(arena, store_);
+  plant_and_free(arena, snapshotter);
+  EXPECT_FALSE(region_holds(arena, secret_));
+  EXPECT_FALSE(store_holds(directory(), secret_));
+}
+
+// So that the test above can fail: what is searched is where a secret would be.
+// Not in a large block: spans that become free are zero under never too.
+class KeptSecretTest : public SecretTest {};
+
+INSTANTIATE_TEST_SUITE_P(in, KeptSecretTest, testing::Values(kPlaces[0], kPlaces[1], kPlaces[2]),
+                         place_name);
+
+TEST_P(KeptSecretTest, is_in_the_region_and_the_store_under_never) {
+  Arena arena = must(Arena::create({.reserve_bytes = 256_MiB, .clear = ClearPolicy::never}));
+  Snapshotter snapshotter(arena, store_);
+  plant_and_free(arena, snapshotter);
+  EXPECT_TRUE(region_holds(arena, secret_));
+  EXPECT_TRUE(store_holds(directory(), secret_));
+}
+
+// Every kernel keeps the promise.
+TEST_P(SecretTest, is_nowhere_with_any_kernel) {
+  for (const ClearKernel kernel : all_clear_kernels()) {
+    if (!check_clear_kernel(kernel, cpu_features())) continue;
+    must(force_clear_kernel(kernel));
+    Arena arena = must(Arena::create({.reserve_bytes = 256_MiB}));
+    auto* block = static_cast<char*>(must(arena.allocate(GetParam().bytes)));
+    std::copy(secret_.begin(), secret_.end(), block + GetParam().offset);
+    arena.deallocate(block);
+    EXPECT_FALSE(region_holds(arena, secret_)) << clear_kernel_name(kernel);
+  }
+  must(force_clear_kernel(ClearKernel::automatic));
+}
+
+}  // namespace
+}  // namespace pagetide
