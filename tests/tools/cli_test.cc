@@ -66,6 +66,7 @@ TEST_F(CliTest, LogAsJsonHasEveryFieldAsTheStoreHasIt) {
     EXPECT_EQ(json.at("image_pages"), info.image_pages);
     EXPECT_EQ(json.at("reserve_bytes"), info.reserve_bytes);
     EXPECT_EQ(json.at("has_full_index"), info.has_full_index);
+    EXPECT_EQ(json.at("free_bytes_are_zero"), true);
     EXPECT_EQ(json.at("arena"), "orders");
     EXPECT_EQ(ns_of_iso_time(json.at("created")), info.created_ns);
   }
@@ -185,8 +186,9 @@ TEST_F(CliTest, ShowIsTheLatestByDefault) {
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out,
                 AllOf(StartsWith("snapshot 4 of " + store_), ContainsRegex("parent +1\n"),
-                      ContainsRegex("arena +orders\n"), ContainsRegex("strings +0x55"),
-                      ContainsRegex(taken_.at(4).info.build_id), HasSubstr("slot bytes")));
+                      ContainsRegex("arena +orders\n"), ContainsRegex("cleared on free +yes\n"),
+                      ContainsRegex("strings +0x55"), ContainsRegex(taken_.at(4).info.build_id),
+                      HasSubstr("slot bytes")));
   }
 }
 

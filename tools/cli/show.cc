@@ -68,6 +68,7 @@ void print_info(const std::string& path, const SnapshotInfo& s, Output& out) {
   line("stop", human_duration(s.stop_ns));
   line("full index", yes_no(s.has_full_index));
   line("code addresses", yes_no(s.holds_code_addresses));
+  line("cleared on free", yes_no(s.free_bytes_are_zero));
   const bool has_build_id = s.build_id.find_first_not_of('0') != std::string::npos;
   line("written by", fmt::format("build-id {}, loaded at {}", has_build_id ? s.build_id : "none",
                                  hexadecimal(s.load_address)));
