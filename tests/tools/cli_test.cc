@@ -422,6 +422,7 @@ TEST_F(CliTest, WhatCannotBeReadIsThree) {
              {"log", path},
              {"show", path},
              {"verify", path},
+             {"check", path},
              {"export", path, "1", "--raw", "-o", directory_.file("image")}}) {
       const RunResult result = run(arguments);
       EXPECT_EQ(result.exit_code, 3) << arguments[0] << " " << path;
@@ -437,7 +438,7 @@ TEST_F(CliTest, WhatCannotBeReadIsThree) {
 
 TEST_F(CliTest, ADamagedRootIsOne) {
   flip_bit(store_ + "/root", 40);
-  for (const char* verb : {"log", "show", "verify"}) {
+  for (const char* verb : {"log", "show", "verify", "check"}) {
     const RunResult result = run({verb, store_});
     EXPECT_EQ(result.exit_code, 1) << verb;
     EXPECT_THAT(result.err, AllOf(HasSubstr("/root"), HasSubstr("is damaged")));
@@ -464,6 +465,9 @@ TEST_F(CliTest, UsageErrorsAreTwo) {
       {{"log"}, "PAGETIDE_STORE"},
       {{"verify"}, "PAGETIDE_STORE"},
       {{"show"}, "PAGETIDE_STORE"},
+      {{"check"}, "PAGETIDE_STORE"},
+      {{"check", store_, "first"}, "'first' is no snapshot"},
+      {{"check", store_, "1", "2"}, "2"},
       {{"show", "3"}, "'3' reads as a snapshot"},
       {{"show", store_, "first"}, "'first' is no snapshot"},
       {{"show", store_, "-1"}, "-1"},
@@ -486,6 +490,7 @@ TEST_F(CliTest, HelpAndVersion) {
                                                                      {"log", "--help"},
                                                                      {"show", "--help"},
                                                                      {"verify", "--help"},
+                                                                     {"check", "--help"},
                                                                      {"export", "--help"},
                                                                      {"doctor", "--help"}}) {
     const RunResult result = run(arguments);
@@ -502,7 +507,7 @@ TEST_F(CliTest, TheManualHasEveryVerbAndOption) {
   std::string manual = read_file(PAGETIDE_SOURCE_DIR "/docs/man/pagetide.1");
   std::erase(manual, '\\');
   const std::regex option("--[a-z]+");
-  for (const char* verb : {"log", "show", "verify", "export", "doctor"}) {
+  for (const char* verb : {"log", "show", "verify", "check", "export", "doctor"}) {
     EXPECT_THAT(manual, HasSubstr(std::string("\n.SS ") + verb + "\n"));
     const std::string help = run({verb, "--help"}).out;
     std::size_t count = 0;
@@ -539,6 +544,7 @@ TEST_F(CliTest, OutputThatCannotBeWrittenIsThree) {
                                              {"log", store_, "--json"},
                                              {"show", store_},
                                              {"verify", store_},
+                                             {"check", store_},
                                              {"doctor"},
                                              {"--help"},
                                              {"--version"},
