@@ -192,6 +192,27 @@ TEST_F(CliCheckTest, a_finding_is_gone_when_its_slot_is_in_use_again) {
   EXPECT_EQ(run({"check", store_, "1"}).exit_code, 1) << "the snapshot has it still";
 }
 
+// In a heap of this size the last bitmap ends where the data begins, so that both come in one run.
+TEST_F(CliCheckTest, data_that_comes_in_one_run_with_metadata_is_looked_at) {
+  constexpr std::size_t kLargeSpans = 512;
+  Store store = must(Store::open(directory_.file("run.pagetide")));
+  Arena arena = must(Arena::create({.name = "run", .reserve_bytes = 36_MiB}));
+  Snapshotter snapshotter(arena, store);
+  auto* large = static_cast<std::byte*>(must(arena.allocate(kLargeSpans * kSpanBytes)));
+  for (std::size_t i = 0; i < kSpanBytes / 16; ++i) must(arena.allocate(16));
+  arena.deallocate(large);
+  large[1] = std::byte{1};
+  must(snapshotter.take());
+  const std::size_t data_page = arena.heap().geometry().data_offset / page_size();
+  const std::vector<ChangedRun> runs = must(store.changes({1}));
+  ASSERT_TRUE(std::any_of(runs.begin(), runs.end(), [&](const ChangedRun& run) {
+    return !run.zero && run.first_page < data_page && run.first_page + run.page_count > data_page;
+  }));
+  const Json json = Json::parse(run({"check", store.path(), "--json"}).out);
+  ASSERT_EQ(json.at("findings").size(), 1U);
+  EXPECT_EQ(json.at("findings")[0].at("address"), hexadecimal(large));
+}
+
 // --- output -----------------------------------------------------------------------------------
 
 TEST_F(CliCheckTest, the_latest_is_checked_unless_another_is_named) {
@@ -277,7 +298,7 @@ TEST_F(CliCheckTest, progress_is_shown_when_asked_for) {
 
 // --- what cannot be checked -------------------------------------------------------------------
 
-class UncheckableTest : public CliTest {
+class CliCheckRefusalTest : public CliTest {
  protected:
   // Snapshot 1 is of an arena under the policy.
   void make_store(ClearPolicy clear) const {
@@ -297,7 +318,7 @@ class UncheckableTest : public CliTest {
   void SetUp() override {}
 };
 
-TEST_F(UncheckableTest, an_arena_that_does_not_clear_is_refused) {
+TEST_F(CliCheckRefusalTest, an_arena_that_does_not_clear_is_refused) {
   make_store(ClearPolicy::never);
   const RunResult result = run({"check", store_});
   EXPECT_EQ(result.exit_code, 3);
@@ -310,7 +331,7 @@ TEST_F(UncheckableTest, an_arena_that_does_not_clear_is_refused) {
           "the arena with ClearPolicy::on_free, and open it with that each time.\n");
 }
 
-TEST_F(UncheckableTest, json_says_so_too) {
+TEST_F(CliCheckRefusalTest, json_says_so_too) {
   make_store(ClearPolicy::never);
   const RunResult result = run({"check", store_, "--json"});
   EXPECT_EQ(result.exit_code, 3);
@@ -322,13 +343,13 @@ TEST_F(UncheckableTest, json_says_so_too) {
                                            {"checkable", false}}));
 }
 
-TEST_F(UncheckableTest, clearing_from_the_second_process_on_is_not_enough) {
+TEST_F(CliCheckRefusalTest, clearing_from_the_second_process_on_is_not_enough) {
   make_store(ClearPolicy::never);
   continue_from(1, ClearPolicy::on_free);
   EXPECT_EQ(run({"check", store_}).exit_code, 3);
 }
 
-TEST_F(UncheckableTest, a_rollback_to_a_snapshot_that_can_be_checked_helps) {
+TEST_F(CliCheckRefusalTest, a_rollback_to_a_snapshot_that_can_be_checked_helps) {
   make_store(ClearPolicy::on_free);
   continue_from(1, ClearPolicy::never);
   EXPECT_EQ(run({"check", store_, "2"}).exit_code, 3);
