@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <regex>
@@ -245,10 +247,8 @@ TEST_F(CliCheckTest, text_shows_each_place_and_where_to_look_next) {
 }
 
 TEST_F(CliCheckTest, the_table_is_limited_unless_told_not_to) {
-  std::vector<unsigned char*> blocks;
-  for (int i = 0; i < 25; ++i) {
-    blocks.push_back(static_cast<unsigned char*>(must(arena_.allocate(64))));
-  }
+  std::array<unsigned char*, 25> blocks{};
+  for (auto& block : blocks) block = static_cast<unsigned char*>(must(arena_.allocate(64)));
   for (unsigned char* block : blocks) arena_.deallocate(block);
   for (unsigned char* block : blocks) block[0] = 1;
   EXPECT_EQ(findings_now().size(), 25U);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -138,8 +139,8 @@ TEST_F(FreeMemoryTest, what_was_written_to_free_memory_is_found_and_nothing_else
 
 TEST_F(FreeMemoryTest, findings_beyond_what_was_asked_for_are_only_counted) {
   RandomSource random;
-  std::vector<void*> blocks;
-  for (int i = 0; i < 10; ++i) blocks.push_back(must(arena_.allocate(64)));
+  std::array<void*, 10> blocks{};
+  for (void*& block : blocks) block = must(arena_.allocate(64));
   for (void* block : blocks) arena_.deallocate(block);
   for (void* block : blocks) static_cast<char*>(block)[63] = 1;
   const FreeMemory memory = must(scan(metadata(), random, 3));
