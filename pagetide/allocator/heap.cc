@@ -107,6 +107,7 @@ struct Heap::Impl {
   // cleared, or because its span was zero when it was taken. Under the lock of the span's class.
   VirtualArray<std::uint64_t> zero_slots;
   ClearPolicy clear;
+  bool free_bytes_are_zero = false;
   std::array<ClassState, kSizeClasses> classes;
 
   static Result<std::unique_ptr<Impl>> create(Region& region, ClearPolicy clear);
@@ -444,6 +445,7 @@ Result<std::unique_ptr<Heap>> Heap::format(Region& region, std::string_view name
   s.group_bytes = g.group_bytes;
   s.data_offset = g.data_offset;
   name.copy(s.name.data(), s.name.size() - 1);
+  (*impl)->free_bytes_are_zero = clear == ClearPolicy::on_free;
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 
@@ -595,6 +597,13 @@ ClearPolicy Heap::clear_policy() const {
 }
 const layout::Geometry& Heap::geometry() const {
   return impl_->geometry;
+}
+
+bool Heap::free_bytes_are_zero() const {
+  return impl_->free_bytes_are_zero;
+}
+void Heap::inherit_free_bytes_are_zero(bool known) {
+  impl_->free_bytes_are_zero = known && impl_->clear == ClearPolicy::on_free;
 }
 
 bool Heap::holds_code_addresses() const {

@@ -107,6 +107,12 @@ class PAGETIDE_API Heap {
   UsedRanges used_ranges() const;
   // Spans in use and the metadata for them, without walking.
   std::uint64_t heap_bytes() const;
+  // Whether all bytes that are free were zero when they were freed: the heap has been under
+  // on_free for its whole life, in this process and before. Then a byte in free memory that is
+  // not zero was written after the free.
+  bool free_bytes_are_zero() const;
+  // What is known of bytes that came into the region from elsewhere; nothing after attach().
+  void inherit_free_bytes_are_zero(bool known);
   // Rebuilds what is volatile after the region's bytes were replaced.
   Result<void> rebuild();
   // Makes writable what the first `bytes` of a heap of this region can occupy, before its bytes

@@ -62,6 +62,8 @@ static_assert(sizeof(SegmentHeader) == 40);
 
 // ManifestHeader::flags
 inline constexpr std::uint32_t kHoldsCodeAddresses = 1U << 0;
+// All bytes that are free in the heap were zero when they were freed.
+inline constexpr std::uint32_t kFreeBytesAreZero = 1U << 1;
 
 struct ManifestHeader {
   std::array<char, 8> magic;

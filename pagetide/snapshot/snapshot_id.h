@@ -31,6 +31,9 @@ struct SnapshotInfo {
   std::uint64_t heap_bytes = 0;      // spans in use and their metadata
   bool has_full_index = false;
   bool holds_code_addresses = false;
+  // Whether what is not zero in the image's free memory was written there after it was freed: the
+  // arena has cleared on free for its whole life. False in what older versions wrote.
+  bool free_bytes_are_zero = false;
   std::string build_id;  // of the writing program, hexadecimal
   std::uint64_t load_address = 0;
 

@@ -58,6 +58,12 @@ struct HeapFacts {
   std::uint64_t heap_bytes = 0;
   std::uint64_t image_pages = 0;
   bool holds_code_addresses = false;
+  bool free_bytes_are_zero = false;
+
+  std::uint32_t flags() const {
+    return (holds_code_addresses ? format::kHoldsCodeAddresses : 0) |
+           (free_bytes_are_zero ? format::kFreeBytesAreZero : 0);
+  }
 };
 
 }  // namespace
@@ -105,7 +111,7 @@ struct Snapshotter::Impl {
   Result<std::uint64_t> commit(const HeapFacts& facts, std::uint64_t stop_ns,
                                SegmentWriter& segment);
 
-  Result<void> check_target(std::uint64_t id);
+  Result<format::ManifestHeader> read_target(std::uint64_t id);
   DirtyBitmap differing_pages(const PageMap& target) const;
   Result<void> put_back(const PageMap& target, RollbackStats& stats);
 };
@@ -172,6 +178,7 @@ Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts
   facts.heap_bytes = arena.heap().heap_bytes();
   facts.image_pages = (used.end() - region_begin()) / page_size();
   facts.holds_code_addresses = arena.heap().holds_code_addresses();
+  facts.free_bytes_are_zero = arena.heap().free_bytes_are_zero();
 
   // Both sets in one ascending walk.
   PageRange written = collected.written.next_run(0);
@@ -267,7 +274,7 @@ Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uin
   h.region_base = region_begin();
   h.reserve_bytes = arena.range().size;
   h.image_pages = facts.image_pages;
-  h.flags = facts.holds_code_addresses ? format::kHoldsCodeAddresses : 0;
+  h.flags = facts.flags();
   h.build_id = current_program().build_id;
   h.load_address = current_program().load_address;
   h.reported_pages = collected.written.count() + collected.zeroed.count();
@@ -330,12 +337,13 @@ Result<SnapshotId> Snapshotter::take() {
   return SnapshotId{*id};
 }
 
-Result<void> Snapshotter::Impl::check_target(std::uint64_t id) {
-  if (auto r = store.check_committed(id); !r) return r;
+// The header of a snapshot that the arena can go back to.
+Result<format::ManifestHeader> Snapshotter::Impl::read_target(std::uint64_t id) {
+  if (auto r = store.check_committed(id); !r) return propagate(r);
   auto header = store.read_header(id);
-  if (!header) return propagate(header);
+  if (!header) return header;
   if (header->region_base == region_begin() && header->reserve_bytes == arena.range().size)
-    return {};
+    return header;
   return failure(
       ErrorCode::identity_mismatch,
       fmt::format("snapshot {} is of an arena at {:#x} with {} bytes; this arena is at {:#x} "
@@ -412,7 +420,8 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   const RankedLock lock(impl_->mutex);
   Impl& s = *impl_;
   if (auto r = s.prepare(); !r) return propagate(r);
-  if (auto r = s.check_target(id.value); !r) return propagate(r);
+  auto header = s.read_target(id.value);
+  if (!header) return propagate(header);
   // Going back to where the last epoch began, the common case, needs no reading of manifests.
   std::optional<PageMap> other;
   if (id.value != s.base_id) {
@@ -438,6 +447,7 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   if (other) s.base = std::move(*other);
   s.base_id = id.value;
   s.arena.set_origin({s.store.root.uuid, id.value});
+  s.arena.heap().inherit_free_bytes_are_zero((header->flags & format::kFreeBytesAreZero) != 0);
   if (auto r = s.arena.heap().rebuild(); !r) return propagate(r);
   // The memory is the snapshot's: what was written to get there is not a change. Pages past the
   // target's end were cleared, so both the old and the new ranges begin a new epoch.

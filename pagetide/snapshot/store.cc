@@ -69,6 +69,7 @@ SnapshotInfo info_of(const format::ManifestHeader& h) {
   info.heap_bytes = h.heap_bytes;
   info.has_full_index = h.parent == 0 || h.full_extents != 0;
   info.holds_code_addresses = (h.flags & format::kHoldsCodeAddresses) != 0;
+  info.free_bytes_are_zero = (h.flags & format::kFreeBytesAreZero) != 0;
   info.build_id = ProgramIdentity{h.build_id, h.load_address}.build_id_hex();
   info.load_address = h.load_address;
   return info;
@@ -523,6 +524,7 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
   auto armed = arena->tracker().collect(arena->region().watch(), used.span(), CollectMode::take);
   if (!armed) return propagate(armed);
   arena->set_origin({impl_->root.uuid, id.value});
+  arena->heap().inherit_free_bytes_are_zero((header->flags & format::kFreeBytesAreZero) != 0);
   return arena;
 }
 

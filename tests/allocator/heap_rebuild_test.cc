@@ -119,6 +119,7 @@ TEST(HeapRebuildTest, another_heap_at_the_same_base_takes_over_the_bytes) {
   model.attach(*attached);
   EXPECT_EQ(attached->name(), "test heap");
   EXPECT_TRUE(attached->holds_code_addresses());
+  EXPECT_FALSE(attached->free_bytes_are_zero()) << "nobody said so of these bytes";
   ASSERT_EQ(model.check(), "");
   for (int i = 0; i < 500; ++i) ASSERT_EQ(model.step(), "");
   EXPECT_EQ(model.check(), "");

@@ -456,6 +456,22 @@ TEST(HeapFlagsTest, code_addresses_once_held_stay_noted) {
   EXPECT_TRUE(heap->check());
 }
 
+TEST(HeapFlagsTest, free_bytes_are_zero_where_every_free_clears) {
+  EXPECT_TRUE(TestHeap()->free_bytes_are_zero());
+  EXPECT_FALSE(TestHeap(32_MiB, ClearPolicy::never)->free_bytes_are_zero());
+}
+
+TEST(HeapFlagsTest, free_bytes_that_come_from_elsewhere_are_zero_where_both_sides_clear) {
+  TestHeap clearing;
+  clearing->inherit_free_bytes_are_zero(false);
+  EXPECT_FALSE(clearing->free_bytes_are_zero());
+  clearing->inherit_free_bytes_are_zero(true);
+  EXPECT_TRUE(clearing->free_bytes_are_zero());
+  TestHeap keeping(32_MiB, ClearPolicy::never);
+  keeping->inherit_free_bytes_are_zero(true);
+  EXPECT_FALSE(keeping->free_bytes_are_zero());
+}
+
 // --- creation ---
 
 RegionOptions region_options(std::size_t reserve_bytes, std::uintptr_t base = 0) {

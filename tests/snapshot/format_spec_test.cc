@@ -185,5 +185,15 @@ TEST_F(FormatSpec, the_history_has_a_full_index_and_a_branch) {
   EXPECT_TRUE(branch);
 }
 
+TEST_F(FormatSpec, bit_1_of_the_flags_says_that_free_bytes_are_zero) {
+  Store store = must(Store::open(directory_.file("store")));
+  Arena keeping =
+      must(Arena::create({.name = "spec", .reserve_bytes = 64_MiB, .clear = ClearPolicy::never}));
+  const SnapshotId id = must(Snapshotter(keeping, store).take());
+  const SpecReader reader(directory_.file("store"));
+  EXPECT_EQ(u32(reader.manifest(1), 80), 2U);
+  EXPECT_EQ(u32(reader.manifest(id.value), 80), 0U);
+}
+
 }  // namespace
 }  // namespace pagetide

@@ -212,6 +212,51 @@ TEST_F(SnapshotterTest, nothing_is_dirty_right_after_a_rollback) {
   EXPECT_EQ(must(store_.info(must(snapshotter.take()))).reported_pages, 0U);
 }
 
+// --- whether free memory can be checked ---
+
+TEST_F(SnapshotterTest, a_snapshot_says_whether_its_arena_clears_on_free) {
+  Arena clearing = must(Arena::create({.name = "test", .reserve_bytes = 32_MiB}));
+  Arena keeping =
+      must(Arena::create({.name = "test", .reserve_bytes = 32_MiB, .clear = ClearPolicy::never}));
+  const SnapshotId yes = must(Snapshotter(clearing, store_).take());
+  const SnapshotId no = must(Snapshotter(keeping, store_).take());
+  EXPECT_TRUE(must(store_.info(yes)).free_bytes_are_zero);
+  EXPECT_FALSE(must(store_.info(no)).free_bytes_are_zero);
+}
+
+class FreeBytesTest : public SnapshotterTest {
+ protected:
+  // Snapshot 1 is of an arena that clears on free, 2 of the same one opened without that.
+  FreeBytesTest() {
+    take(new_arena());
+    take(must(store_.open_arena({1}, {.clear = ClearPolicy::never})));
+  }
+  // What the next snapshot of the arena says, after going back to `target`.
+  bool take(Arena&& arena, std::optional<SnapshotId> target = std::nullopt) {
+    Snapshotter snapshotter(arena, store_);
+    if (target) must(snapshotter.rollback(*target));
+    return must(store_.info(must(snapshotter.take()))).free_bytes_are_zero;
+  }
+};
+
+TEST_F(FreeBytesTest, stay_zero_in_an_arena_that_is_opened_with_clearing) {
+  EXPECT_TRUE(take(must(store_.open_arena({1}))));
+}
+
+TEST_F(FreeBytesTest, are_unknown_once_the_arena_was_opened_without_clearing) {
+  EXPECT_FALSE(must(store_.info({2})).free_bytes_are_zero);
+  EXPECT_FALSE(take(must(store_.open_arena({2}))));
+}
+
+TEST_F(FreeBytesTest, are_after_a_rollback_what_the_target_says) {
+  EXPECT_TRUE(take(must(store_.open_arena({2})), SnapshotId{1}));
+  EXPECT_FALSE(take(must(store_.open_arena({1})), SnapshotId{2}));
+}
+
+TEST_F(FreeBytesTest, are_unknown_after_a_rollback_of_an_arena_that_does_not_clear) {
+  EXPECT_FALSE(take(must(store_.open_arena({2}, {.clear = ClearPolicy::never})), SnapshotId{1}));
+}
+
 TEST_F(SnapshotterTest, a_reopened_arena_equals_the_snapshot_and_works_on) {
   ArenaImage then;
   SnapshotId id;

@@ -171,7 +171,7 @@ TEST_F(HeapViewTest, SurvivesRandomDamage) {
     }
     if (view->problem_count > 0) ++with_problems;
     EXPECT_LE(view->problems.size(), kMaxHeapProblems);
-    EXPECT_LE(view->spans_in_use, view->span_count);
+    EXPECT_LE(view->spans_in_use, view->geometry.span_count);
     EXPECT_LE(view->live_bytes(), view->spans_in_use * layout::kSpanBytes);
     for (const SizeClassView& c : view->classes) EXPECT_LE(c.live_blocks, c.slots);
   }

@@ -66,6 +66,7 @@ TEST_F(CliTest, LogAsJsonHasEveryFieldAsTheStoreHasIt) {
     EXPECT_EQ(json.at("image_pages"), info.image_pages);
     EXPECT_EQ(json.at("reserve_bytes"), info.reserve_bytes);
     EXPECT_EQ(json.at("has_full_index"), info.has_full_index);
+    EXPECT_EQ(json.at("free_bytes_are_zero"), true);
     EXPECT_EQ(json.at("arena"), "orders");
     EXPECT_EQ(ns_of_iso_time(json.at("created")), info.created_ns);
   }
@@ -185,8 +186,9 @@ TEST_F(CliTest, ShowIsTheLatestByDefault) {
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out,
                 AllOf(StartsWith("snapshot 4 of " + store_), ContainsRegex("parent +1\n"),
-                      ContainsRegex("arena +orders\n"), ContainsRegex("strings +0x55"),
-                      ContainsRegex(taken_.at(4).info.build_id), HasSubstr("slot bytes")));
+                      ContainsRegex("arena +orders\n"), ContainsRegex("cleared on free +yes\n"),
+                      ContainsRegex("strings +0x55"), ContainsRegex(taken_.at(4).info.build_id),
+                      HasSubstr("slot bytes")));
   }
 }
 
@@ -425,6 +427,7 @@ TEST_F(CliTest, WhatCannotBeReadIsThree) {
              {"log", path},
              {"show", path},
              {"verify", path},
+             {"check", path},
              {"export", path, "1", "--raw", "-o", directory_.file("image")}}) {
       const RunResult result = run(arguments);
       EXPECT_EQ(result.exit_code, 3) << arguments[0] << " " << path;
@@ -440,7 +443,7 @@ TEST_F(CliTest, WhatCannotBeReadIsThree) {
 
 TEST_F(CliTest, ADamagedRootIsOne) {
   flip_bit(store_ + "/root", 40);
-  for (const char* verb : {"log", "show", "verify"}) {
+  for (const char* verb : {"log", "show", "verify", "check"}) {
     const RunResult result = run({verb, store_});
     EXPECT_EQ(result.exit_code, 1) << verb;
     EXPECT_THAT(result.err, AllOf(HasSubstr("/root"), HasSubstr("is damaged")));
@@ -467,6 +470,9 @@ TEST_F(CliTest, UsageErrorsAreTwo) {
       {{"log"}, "PAGETIDE_STORE"},
       {{"verify"}, "PAGETIDE_STORE"},
       {{"show"}, "PAGETIDE_STORE"},
+      {{"check"}, "PAGETIDE_STORE"},
+      {{"check", store_, "first"}, "'first' is no snapshot"},
+      {{"check", store_, "1", "2"}, "2"},
       {{"show", "3"}, "'3' reads as a snapshot"},
       {{"show", store_, "first"}, "'first' is no snapshot"},
       {{"show", store_, "-1"}, "-1"},
@@ -489,6 +495,7 @@ TEST_F(CliTest, HelpAndVersion) {
                                                                      {"log", "--help"},
                                                                      {"show", "--help"},
                                                                      {"verify", "--help"},
+                                                                     {"check", "--help"},
                                                                      {"export", "--help"},
                                                                      {"doctor", "--help"}}) {
     const RunResult result = run(arguments);
@@ -505,7 +512,7 @@ TEST_F(CliTest, TheManualHasEveryVerbAndOption) {
   std::string manual = read_file(PAGETIDE_SOURCE_DIR "/docs/man/pagetide.1");
   std::erase(manual, '\\');
   const std::regex option("--[a-z]+");
-  for (const char* verb : {"log", "show", "verify", "export", "doctor"}) {
+  for (const char* verb : {"log", "show", "verify", "check", "export", "doctor"}) {
     EXPECT_THAT(manual, HasSubstr(std::string("\n.SS ") + verb + "\n"));
     const std::string help = run({verb, "--help"}).out;
     std::size_t count = 0;
@@ -542,6 +549,7 @@ TEST_F(CliTest, OutputThatCannotBeWrittenIsThree) {
                                              {"log", store_, "--json"},
                                              {"show", store_},
                                              {"verify", store_},
+                                             {"check", store_},
                                              {"doctor"},
                                              {"--help"},
                                              {"--version"},

@@ -9,9 +9,10 @@ namespace pagetide::cli {
 // What the command ends with; documented in docs/man/pagetide.1, so scripts rely on it.
 enum class ExitCode : int {
   fine = 0,
-  problem = 1,     // something stored is damaged
+  problem = 1,     // something stored is damaged, or a check found something
   usage = 2,       // the command line cannot be followed
-  unreadable = 3,  // no store, no permission, a newer format, a failing disk, a full disk
+  unreadable = 3,  // no store, no permission, a newer format, a failing disk, a full disk, nothing
+                   // to check by
 };
 
 // For an error of opening a store, or of anything outside one.

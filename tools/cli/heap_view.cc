@@ -5,49 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
-#include "pagetide/allocator/heap_layout.h"
-#include "pagetide/base/bytes.h"
 #include "tools/cli/text.h"
 
 namespace pagetide::cli {
 
 using layout::SpanEntry;
 using layout::SpanKind;
-
-void SparseImage::add(PageRange pages, std::span<const std::byte> content) {
-  const std::size_t page = page_size();
-  for (std::size_t i = 0; i < pages.count; ++i) {
-    const auto bytes = content.subspan(i * page, page);
-    pages_[pages.first + i].assign(bytes.begin(), bytes.end());
-  }
-}
-
-void SparseImage::read(std::uint64_t offset_bytes, std::span<std::byte> target) const {
-  const std::size_t page = page_size();
-  while (!target.empty()) {
-    const std::size_t begin = offset_bytes % page;
-    const std::size_t size = std::min(target.size(), page - begin);
-    const auto found = pages_.find(offset_bytes / page);
-    if (found == pages_.end()) {
-      std::memset(target.data(), 0, size);
-    } else {
-      std::memcpy(target.data(), found->second.data() + begin, size);
-    }
-    offset_bytes += size;
-    target = target.subspan(size);
-  }
-}
-
-std::vector<std::uint64_t> SparseImage::pages() const {
-  std::vector<std::uint64_t> numbers;
-  for (const auto& page : pages_) numbers.push_back(page.first);
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
 
 std::uint64_t HeapView::live_blocks() const {
   std::uint64_t blocks = large_blocks;
@@ -86,9 +52,9 @@ class Decoder {
     view_.layout_version = superblock.version;
     view_.base = superblock.base;
     view_.reserve_bytes = superblock.reserve_bytes;
-    view_.data_offset = superblock.data_offset;
-    view_.span_bytes = superblock.span_bytes;
-    view_.span_count = superblock.span_count;
+    view_.geometry = {superblock.runtime_offset, superblock.roots_offset, superblock.spans_offset,
+                      superblock.bitmaps_offset, superblock.group_bytes,  superblock.data_offset,
+                      superblock.span_count};
     view_.spans_touched = superblock.spans_used;
     view_.holds_code_addresses = (superblock.flags & layout::kHoldsCodeAddresses) != 0;
   }
@@ -96,6 +62,7 @@ class Decoder {
   HeapView run() {
     read_roots();
     read_spans();
+    end_unknown_runs();
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       if (classes_[c].spans == 0) continue;
       classes_[c].slot_bytes = layout::kSlotBytes[c];
@@ -153,43 +120,45 @@ class Decoder {
     if (entry.kind == SpanKind::free) return 1;
     if (entry.kind == SpanKind::small && entry.size_class < layout::kSizeClasses &&
         entry.run_spans == 1) {
+      view_.spans.push_back({span, 1, SpanUse::small, entry.size_class});
       read_small_span(span, entry.size_class);
       return 1;
     }
     const std::uint64_t left = superblock_.spans_used - span;
     if (entry.kind == SpanKind::large && entry.run_spans >= 1 && entry.run_spans <= left) {
+      view_.spans.push_back({span, entry.run_spans, SpanUse::large});
       view_.spans_in_use += entry.run_spans;
       view_.large_blocks += 1;
       view_.large_bytes += entry.run_spans * layout::kSpanBytes;
       return entry.run_spans;
     }
+    view_.spans.push_back({span, 1, SpanUse::unknown});
     problem(fmt::format("entry {} of the span table is none (kind {}, class {}, {} spans).", span,
                         static_cast<unsigned>(entry.kind), entry.size_class, entry.run_spans));
     return 1;
   }
 
+  // Such an entry may have been the first of a large block's, and those behind it its others.
+  void end_unknown_runs() {
+    std::uint64_t next = superblock_.spans_used;
+    for (auto run = view_.spans.rbegin(); run != view_.spans.rend(); ++run) {
+      if (run->use == SpanUse::unknown) run->count = next - run->first;
+      next = run->first;
+    }
+  }
+
   void read_small_span(std::uint64_t span, std::size_t size_class) {
-    const std::size_t slots = layout::slots_per_span(size_class);
     SizeClassView& view = classes_[size_class];
     view_.spans_in_use += 1;
     view.spans += 1;
-    view.slots += slots;
-    bool has_stray_bits = false;
-    constexpr std::size_t kSlotsPerLine = layout::kWordsPerGroup * 64;
-    for (std::size_t group = 0; group * kSlotsPerLine < slots; ++group) {
-      const auto line = read_struct<std::array<std::uint64_t, layout::kWordsPerGroup>>(
-          image_, superblock_.bitmaps_offset + group * superblock_.group_bytes +
-                      span * layout::kBytesPerGroupLine);
-      for (std::size_t i = 0; i < line.size(); ++i) {
-        const std::size_t first = group * kSlotsPerLine + i * 64;
-        const std::size_t count = std::clamp<std::size_t>(slots, first, first + 64) - first;
-        const std::uint64_t valid =
-            count == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-        has_stray_bits = has_stray_bits || (line[i] & ~valid) != 0;
-        view.live_blocks += static_cast<std::uint64_t>(std::popcount(line[i] & valid));
-      }
+    view.slots += layout::slots_per_span(size_class);
+    const SlotBitmap bitmap = read_slot_bitmap(image_, view_.geometry, span, size_class);
+    for (const std::uint64_t word : bitmap.words) {
+      view.live_blocks += static_cast<std::uint64_t>(std::popcount(word));
     }
-    if (has_stray_bits) problem(fmt::format("the slot bitmap of span {} has bits too many.", span));
+    if (bitmap.has_stray_bits) {
+      problem(fmt::format("the slot bitmap of span {} has bits too many.", span));
+    }
   }
 
   const SparseImage& image_;
@@ -200,6 +169,26 @@ class Decoder {
 
 }  // namespace
 
+SlotBitmap read_slot_bitmap(const SparseImage& metadata, const layout::Geometry& geometry,
+                            std::uint64_t span, std::size_t size_class) {
+  const std::size_t slots = layout::slots_per_span(size_class);
+  constexpr std::size_t kSlotsPerLine = layout::kWordsPerGroup * 64;
+  SlotBitmap bitmap;
+  for (std::size_t group = 0; group * kSlotsPerLine < slots; ++group) {
+    const auto line = read_struct<std::array<std::uint64_t, layout::kWordsPerGroup>>(
+        metadata,
+        geometry.bitmaps_offset + group * geometry.group_bytes + span * layout::kBytesPerGroupLine);
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      const std::size_t first = group * kSlotsPerLine + i * 64;
+      const std::size_t count = std::clamp<std::size_t>(slots, first, first + 64) - first;
+      const std::uint64_t valid = count == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+      bitmap.words[first / 64] = line[i] & valid;
+      bitmap.has_stray_bits = bitmap.has_stray_bits || (line[i] & ~valid) != 0;
+    }
+  }
+  return bitmap;
+}
+
 Result<HeapView> decode_heap(const SparseImage& image, const SnapshotInfo& info) {
   const auto superblock = read_struct<layout::Superblock>(image, 0);
   const ByteRange region{info.region_base, info.reserve_bytes};
@@ -207,29 +196,32 @@ Result<HeapView> decode_heap(const SparseImage& image, const SnapshotInfo& info)
   return Decoder(image, superblock).run();
 }
 
+Result<std::size_t> metadata_pages(const SnapshotInfo& info) {
+  const Result<layout::Geometry> geometry = layout::geometry_for(info.reserve_bytes);
+  if (geometry) return geometry->data_offset / page_size();
+  return failure(ErrorCode::damaged, "the snapshot's region is too small to hold a heap.");
+}
+
 Result<HeapView> read_heap(Store& store, const SnapshotInfo& info, const Progress& progress) {
-  Result<layout::Geometry> geometry = layout::geometry_for(info.reserve_bytes);
-  if (!geometry) {
-    return failure(ErrorCode::damaged, "the snapshot's region is too small to hold a heap.");
-  }
-  const std::size_t metadata_pages = geometry->data_offset / page_size();
+  Result<std::size_t> page_count = metadata_pages(info);
+  if (!page_count) return propagate(page_count);
   SparseImage image;
   bool is_complete = false;
   auto read = store.read_image(
       info.id,
       [&](PageRange pages, std::span<const std::byte> content) -> Result<void> {
-        const PageRange wanted = pages.intersect({0, metadata_pages});
+        const PageRange wanted = pages.intersect({0, *page_count});
         image.add(wanted, content.first(wanted.count * page_size()));
-        if (pages.end() < metadata_pages) return {};
+        if (pages.end() < *page_count) return {};
         // Runs ascend, so nothing of interest follows; an error is how a visitor ends a reading.
         is_complete = true;
         return failure(ErrorCode::busy, "enough was read");
       },
       [&](std::uint64_t done, std::uint64_t) {
-        if (progress) progress(std::min<std::uint64_t>(done, metadata_pages), metadata_pages);
+        if (progress) progress(std::min<std::uint64_t>(done, *page_count), *page_count);
       });
   if (!read && !is_complete) return propagate(read);
-  if (progress) progress(metadata_pages, metadata_pages);
+  if (progress) progress(*page_count, *page_count);
   return decode_heap(image, info);
 }
 

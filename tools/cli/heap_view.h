@@ -1,31 +1,17 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "pagetide/allocator/heap_layout.h"
 #include "pagetide/base/error.h"
-#include "pagetide/base/page_range.h"
 #include "pagetide/snapshot/store.h"
+#include "tools/cli/sparse_image.h"
 
 namespace pagetide::cli {
-
-// Pages of an image that was never mapped. What was not added is zero.
-class SparseImage {
- public:
-  // Copies whole pages; `content` holds pages.count of them.
-  void add(PageRange pages, std::span<const std::byte> content);
-  // Any offset; copies, with zeros for what is not there.
-  void read(std::uint64_t offset_bytes, std::span<std::byte> target) const;
-  // The pages that were added, ascending.
-  std::vector<std::uint64_t> pages() const;
-
- private:
-  std::unordered_map<std::uint64_t, std::vector<std::byte>> pages_;
-};
 
 struct RootView {
   std::string name;  // as stored: may hold any byte but zero
@@ -43,19 +29,33 @@ struct SizeClassView {
   std::uint64_t live_bytes() const { return live_blocks * slot_bytes; }
 };
 
+enum class SpanUse {
+  small,    // slots of one size class
+  large,    // one block
+  unknown,  // behind an entry of the span table that is none, up to the next that is one
+};
+
+struct SpanRun {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+  SpanUse use = SpanUse::unknown;
+  std::size_t size_class = 0;  // small
+
+  std::uint64_t end() const { return first + count; }
+};
+
 // What a heap held at a snapshot, read from its layout (pagetide/allocator/heap_layout.h).
 struct HeapView {
   std::string name;
   std::uint32_t layout_version = 0;
   std::uint64_t base = 0;
   std::uint64_t reserve_bytes = 0;
-  std::uint64_t data_offset = 0;
-  std::uint64_t span_bytes = 0;
-  std::uint64_t span_count = 0;
+  layout::Geometry geometry;
   std::uint64_t spans_touched = 0;  // handed out at some time
   std::uint64_t spans_in_use = 0;
   bool holds_code_addresses = false;
   std::vector<RootView> roots;
+  std::vector<SpanRun> spans;          // all that are not free, ascending
   std::vector<SizeClassView> classes;  // with at least one span, ascending
   std::uint64_t large_blocks = 0;
   std::uint64_t large_bytes = 0;
@@ -69,9 +69,23 @@ struct HeapView {
 };
 inline constexpr std::size_t kMaxHeapProblems = 20;
 
+// Which slots of one span are allocated.
+struct SlotBitmap {
+  std::array<std::uint64_t, layout::kBitmapGroups * layout::kWordsPerGroup> words{};
+  bool has_stray_bits = false;  // bits where there is no slot; `words` is without them
+
+  bool is_allocated(std::size_t slot) const { return (words[slot / 64] >> (slot % 64) & 1U) != 0; }
+};
+SlotBitmap read_slot_bitmap(const SparseImage& metadata, const layout::Geometry& geometry,
+                            std::uint64_t span, std::size_t size_class);
+
 // The bytes may be anything: every bound is checked. Fails where the superblock is none of a heap
 // in this snapshot's region: damaged, version_too_new, unsupported.
 Result<HeapView> decode_heap(const SparseImage& image, const SnapshotInfo& info);
+
+// How many pages of the image come before the heap's data: all that decode_heap() needs. Fails
+// where the region is too small for a heap: damaged.
+Result<std::size_t> metadata_pages(const SnapshotInfo& info);
 
 // Reads the image's metadata, not its data, and decodes it. Fails like Store::read_image and
 // decode_heap. Takes as much memory as the metadata: below 1 % of the heap.

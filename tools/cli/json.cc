@@ -21,6 +21,7 @@ Json to_json(const SnapshotInfo& info) {
   json["stop_ns"] = info.stop_ns;
   json["has_full_index"] = info.has_full_index;
   json["holds_code_addresses"] = info.holds_code_addresses;
+  json["free_bytes_are_zero"] = info.free_bytes_are_zero;
   json["build_id"] = info.build_id;
   json["load_address"] = hexadecimal(info.load_address);
   return json;

@@ -14,9 +14,9 @@ namespace {
 constexpr const char* kExitCodes =
     "Exit codes:\n"
     "  0  fine\n"
-    "  1  damage was found\n"
+    "  1  damage was found, or by check memory that was written after it was freed\n"
     "  2  the command line is wrong\n"
-    "  3  cannot be read or written: no store, no permission, a newer format, I/O\n";
+    "  3  cannot be read, written or checked: no store, no permission, a newer format, I/O\n";
 constexpr const char* kStoreHelp = "Directory of the store (default: $PAGETIDE_STORE)";
 constexpr const char* kIdHelp = "Number of the snapshot, or 'latest'";
 constexpr const char* kJsonHelp = "Print JSON";
@@ -26,6 +26,7 @@ struct CommandLine {
   LogOptions log;
   ShowOptions show;
   VerifyOptions verify;
+  CheckOptions check;
   ExportOptions exports;
   DoctorOptions doctor;
 };
@@ -67,6 +68,22 @@ void add_verify(CLI::App& app, VerifyOptions& options) {
   verb->add_flag("--progress", options.force_progress, kProgressHelp);
 }
 
+void add_check(CLI::App& app, CheckOptions& options) {
+  CLI::App* verb =
+      add_verb(app, "check", "Find memory that the program wrote to after it was freed",
+               "  pagetide check orders.pagetide\n"
+               "  pagetide check orders.pagetide 3 --all\n"
+               "  for id in 1 2 3 4; do pagetide check orders.pagetide $id || break; done\n"
+               "  pagetide check orders.pagetide --json | jq -r '.findings[].address'\n");
+  verb->add_option("STORE", options.positionals.first, kStoreHelp)->type_name("");
+  verb->add_option("ID", options.positionals.second, std::string(kIdHelp) + " (default: latest)")
+      ->type_name("");
+  verb->add_flag("--all", options.all_findings,
+                 "List every place that was found (JSON always does)");
+  verb->add_flag("--json", options.as_json, kJsonHelp);
+  verb->add_flag("--progress", options.force_progress, kProgressHelp);
+}
+
 void add_export(CLI::App& app, ExportOptions& options) {
   CLI::App* verb =
       add_verb(app, "export", "Write the memory image of a snapshot to a file",
@@ -98,6 +115,7 @@ void add_everything(CLI::App& app, CommandLine& line) {
   add_log(app, line.log);
   add_show(app, line.show);
   add_verify(app, line.verify);
+  add_check(app, line.check);
   add_export(app, line.exports);
   add_doctor(app, line.doctor);
 }
@@ -106,6 +124,7 @@ ExitCode run_verb(const std::string& verb, const CommandLine& line, Output& out)
   if (verb == "log") return run_log(line.log, out);
   if (verb == "show") return run_show(line.show, out);
   if (verb == "verify") return run_verify(line.verify, out);
+  if (verb == "check") return run_check(line.check, out);
   if (verb == "export") return run_export(line.exports);
   return run_doctor(line.doctor, out);
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "tools/cli/heap_problems.h"
 #include "tools/cli/heap_view.h"
 #include "tools/cli/json.h"
 #include "tools/cli/progress_line.h"
@@ -68,6 +69,7 @@ void print_info(const std::string& path, const SnapshotInfo& s, Output& out) {
   line("stop", human_duration(s.stop_ns));
   line("full index", yes_no(s.has_full_index));
   line("code addresses", yes_no(s.holds_code_addresses));
+  line("cleared on free", yes_no(s.free_bytes_are_zero));
   const bool has_build_id = s.build_id.find_first_not_of('0') != std::string::npos;
   line("written by", fmt::format("build-id {}, loaded at {}", has_build_id ? s.build_id : "none",
                                  hexadecimal(s.load_address)));
@@ -96,7 +98,7 @@ void print_classes(const HeapView& heap, Output& out) {
                human_bytes(c.live_bytes()), percent(c.live_blocks, c.slots)});
   }
   if (heap.large_blocks > 0) {
-    table.add({"large", std::to_string(heap.large_bytes / heap.span_bytes),
+    table.add({"large", std::to_string(heap.large_bytes / layout::kSpanBytes),
                std::to_string(heap.large_blocks), human_bytes(heap.large_bytes), "-"});
   }
   if (!table.empty()) out.write(table.render("  "));
@@ -106,7 +108,7 @@ void print_heap(const HeapView& heap, Output& out) {
   out.print("\nheap: {}, {}; {} of {} in use, {} ever used, {} fit\n",
             counted(heap.live_blocks(), "live block", "live blocks"),
             human_bytes(heap.live_bytes()), counted(heap.spans_in_use, "span", "spans"),
-            human_bytes(heap.span_bytes), heap.spans_touched, heap.span_count);
+            human_bytes(layout::kSpanBytes), heap.spans_touched, heap.geometry.span_count);
   print_classes(heap, out);
   out.print("\nnamed roots: {}\n", heap.roots.size());
   if (heap.roots.empty()) return;
@@ -135,9 +137,9 @@ Json heap_json(const HeapView& heap) {
   }
   return {{"layout_version", heap.layout_version},
           {"name", heap.name},
-          {"data_offset", heap.data_offset},
-          {"span_bytes", heap.span_bytes},
-          {"span_count", heap.span_count},
+          {"data_offset", heap.geometry.data_offset},
+          {"span_bytes", layout::kSpanBytes},
+          {"span_count", heap.geometry.span_count},
           {"spans_touched", heap.spans_touched},
           {"spans_in_use", heap.spans_in_use},
           {"live_blocks", heap.live_blocks()},
@@ -170,17 +172,7 @@ ExitCode report_problems(const Findings& found) {
     report(error.message());
     code = std::max(code, exit_code_in_store(error));
   }
-  if (!found.heap || found.heap->problem_count == 0) return code;
-  const HeapView& heap = *found.heap;
-  for (const std::string& problem : heap.problems) report("the heap is damaged: " + problem);
-  if (heap.problem_count > heap.problems.size()) {
-    report(fmt::format("the heap is damaged: {} more of these",
-                       heap.problem_count - heap.problems.size()));
-  }
-  report(
-      "the snapshot is stored as it was taken: the program had overwritten its own heap. Look at "
-      "an earlier snapshot.");
-  return std::max(code, ExitCode::problem);
+  return found.heap ? std::max(code, report_heap_problems(*found.heap)) : code;
 }
 
 }  // namespace

@@ -32,6 +32,14 @@ struct VerifyOptions {
 };
 ExitCode run_verify(const VerifyOptions& options, Output& out);
 
+struct CheckOptions {
+  Positionals positionals;
+  bool all_findings = false;
+  bool as_json = false;
+  bool force_progress = false;
+};
+ExitCode run_check(const CheckOptions& options, Output& out);
+
 struct ExportOptions {
   Positionals positionals;
   bool raw = false;
