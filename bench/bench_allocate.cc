@@ -29,6 +29,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "bench/object_population.h"
 #include "bench/support.h"
 #include "pagetide/allocator/arena.h"
 
@@ -283,51 +284,15 @@ using HashMap = std::pmr::unordered_map<std::uint64_t, std::uint64_t>;
 
 // --- dirty pages --------------------------------------------------------------------------------
 
-// A million objects of 16 to 256 bytes, of which an epoch replaces some, at random. All of the
-// heap's pages count, metadata too. No peer: glibc's memory has no tracker.
-class Objects {
- public:
-  explicit Objects(Arena& arena) : arena_(arena), objects_(1'000'000) {}
-
-  bool fill() {
-    bool complete = true;
-    for (void*& object : objects_) complete = replace(object) && complete;
-    return complete;
-  }
-  bool churn(std::size_t count) {
-    bool complete = true;
-    for (std::size_t i = 0; i < count; ++i) {
-      complete = replace(objects_[random_() % objects_.size()]) && complete;
-    }
-    return complete;
-  }
-  // Pages written or given back since the last call.
-  Result<Collected> end_epoch() {
-    const UsedRanges used = arena_.heap().used_ranges();
-    return arena_.tracker().collect(arena_.region().watch(), used.span(), CollectMode::take);
-  }
-
- private:
-  bool replace(void*& object) {
-    arena_.deallocate(object);
-    const std::size_t bytes = 16 + random_() % 241;
-    object = arena_.allocate(bytes).value_or(nullptr);
-    if (object != nullptr) std::memset(object, 0x5a, bytes);
-    return object != nullptr;
-  }
-
-  Arena& arena_;
-  std::mt19937_64 random_{1};
-  std::vector<void*> objects_;
-};
-
+// Of a million objects an epoch replaces some, at random. All of the heap's pages count, metadata
+// too. No peer: glibc's memory has no tracker.
 void dirty_pages(benchmark::State& state, ClearPolicy clear) {
   constexpr int kWarmUp = 2;
   constexpr int kEpochs = 7;
   // The compare back end does not see a page that was written with what it held already.
   auto arena = new_arena(clear, BackendKind::uffd_async);
   if (!arena) return skip(state, arena.error());
-  Objects objects(*arena);
+  ObjectPopulation objects(*arena, 1'000'000);
   if (!objects.fill()) return skip(state, exhausted().value());
   const auto churned = static_cast<std::size_t>(state.range(0));
   std::vector<double> times;
@@ -335,9 +300,11 @@ void dirty_pages(benchmark::State& state, ClearPolicy clear) {
   for (auto _ : state) {
     for (int epoch = 0; epoch < kWarmUp + kEpochs; ++epoch) {
       bool complete = true;
-      const double seconds = seconds_of([&] { complete = objects.churn(churned); });
+      const double seconds = seconds_of([&] { complete = objects.replace(churned); });
       if (!complete) return skip(state, exhausted().value());
-      auto collected = objects.end_epoch();
+      const UsedRanges used = arena->heap().used_ranges();
+      auto collected =
+          arena->tracker().collect(arena->region().watch(), used.span(), CollectMode::take);
       if (!collected) return skip(state, collected.error());
       if (epoch < kWarmUp) continue;
       times.push_back(seconds / static_cast<double>(churned));

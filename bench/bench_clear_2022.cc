@@ -75,7 +75,8 @@ void one_way(benchmark::State& state, std::size_t which) {
   for (const Way& way : all) clearers.push_back(way.clearer);
   for (auto _ : state) {
     const std::vector<double> seconds = race({kBlockBytes, true, Cache::hot}, clearers);
-    if (seconds.empty()) return state.SkipWithError("no memory, or a kernel left bytes that are not zero");
+    if (seconds.empty())
+      return state.SkipWithError("no memory, or a kernel left bytes that are not zero");
     show(state, seconds[which], seconds[0]);
     if (const auto published = all[which].published) {
       state.counters["lkml_GB_s"] = *published;

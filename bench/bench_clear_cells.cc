@@ -26,7 +26,8 @@ void cell(benchmark::State& state, const ClearCell& cell) {
   clearers.push_back(clearer_of_the_heap(cell.cache));
   for (auto _ : state) {
     const std::vector<double> seconds = race(cell, clearers);
-    if (seconds.empty()) return state.SkipWithError("no memory, or a kernel left bytes that are not zero");
+    if (seconds.empty())
+      return state.SkipWithError("no memory, or a kernel left bytes that are not zero");
     const double ours = seconds.back();
     state.SetIterationTime(ours);
     const auto best = std::min_element(seconds.begin(), std::prev(seconds.end()));
