@@ -129,6 +129,24 @@ TEST(KnownZeroRestoreTest, nothing_is_known_of_free_spans_after_a_rebuild) {
   EXPECT_TRUE(is_all_zero(slot, heap->usable_size(slot)));
 }
 
+// All slots of a span may have been cleared since, and still it is not zero: behind the last slot
+// there are bytes that no slot has.
+TEST(KnownZeroRestoreTest, bytes_behind_the_last_slot_count_too) {
+  constexpr std::size_t kSlot = 5 * 1024;
+  const std::size_t slots = layout::slots_per_span(layout::size_class_of(kSlot));
+  ASSERT_LT(slots * kSlot, layout::kSpanBytes);
+  TestHeap heap;
+  std::vector<void*> blocks;
+  for (std::size_t i = 0; i < 2 * slots; ++i) blocks.push_back(heap->allocate(kSlot));
+  heap.data()[2 * layout::kSpanBytes - 1] = std::byte{7};  // as an image could have it
+  must(heap->rebuild());
+  for (void* block : blocks) heap->deallocate(block);
+  // One of the two spans came back, and the class keeps the other.
+  auto* large = static_cast<std::byte*>(heap->allocate_zeroed(layout::kSpanBytes));
+  EXPECT_TRUE(is_all_zero(large, layout::kSpanBytes));
+  heap->deallocate(heap->allocate_zeroed(2 * layout::kSpanBytes));
+}
+
 // An empty span of a class comes back without being written to, if all its slots were cleared.
 TEST_F(KnownZeroTest, a_span_of_cleared_slots_is_not_cleared_again) {
   std::vector<std::byte*> blocks;
