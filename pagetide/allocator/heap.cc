@@ -12,6 +12,7 @@
 #include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/allocator/span_supply.h"
 #include "pagetide/base/fatal.h"
+#include "pagetide/base/hash.h"
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/base/virtual_array.h"
 
@@ -24,6 +25,11 @@ using layout::SpanEntry;
 using layout::SpanKind;
 
 namespace {
+
+// Most of what is looked at is zero, and need not get dirty.
+void clear_unless_zero(std::byte* block, std::size_t bytes) {
+  if (!is_all_zero(block, bytes)) clear_memory(block, bytes, InCache::likely);
+}
 
 constexpr std::uint32_t kNone = 0;  // list links hold span index + 1
 
@@ -147,6 +153,7 @@ struct Heap::Impl {
   void push_partial(ClassState& c, std::size_t span);
   void drop_partial(ClassState& c, std::size_t span);
   std::size_t count_allocated(std::size_t span, std::size_t size_class) const;
+  void clear_free_slots(std::size_t span, std::size_t size_class);
   Result<void> check_span(std::size_t span) const;
   Result<void> rebuild();
 };
@@ -337,6 +344,20 @@ void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   supply.release(span, count, RunContent::unknown);
 }
 
+// Its class is locked.
+void Heap::Impl::clear_free_slots(std::size_t span, std::size_t size_class) {
+  const std::size_t slot_bytes = kSlotBytes[size_class];
+  const std::size_t slots = layout::slots_per_span(size_class);
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
+    if ((word(span, slot / 64) & mask) != 0) continue;
+    clear_unless_zero(span_data(span) + slot * slot_bytes, slot_bytes);
+    zero_word(span, slot / 64) |= mask;
+  }
+  clear_unless_zero(span_data(span) + slots * slot_bytes, kSpanBytes - slots * slot_bytes);
+  states[span].tail_is_zero = true;
+}
+
 std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class) const {
   std::size_t allocated = 0;
   for (std::size_t i = 0; i * 64 < layout::slots_per_span(size_class); ++i) {
@@ -493,6 +514,27 @@ void Heap::deallocate(void* block) noexcept {
       break;
   }
   fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
+}
+
+Result<void> Heap::clear_free_memory() {
+  if (impl_->clear != ClearPolicy::on_free) {
+    return failure(
+        ErrorCode::invalid_argument,
+        "free memory is not cleared for an arena under ClearPolicy::never: what is freed "
+        "next would not be. Open it with ClearPolicy::on_free.");
+  }
+  const std::size_t used = impl_->superblock().spans_used;
+  for (std::size_t span = 0; span < used;) {
+    const SpanEntry e = impl_->entry(span);
+    if (e.kind == SpanKind::small) {
+      const RankedLock lock(impl_->classes[e.size_class].mutex);
+      impl_->clear_free_slots(span, e.size_class);
+    }
+    span += e.kind == SpanKind::large ? e.run_spans : 1;
+  }
+  impl_->supply.clear_free_spans();
+  impl_->free_bytes_are_zero = true;
+  return {};
 }
 
 std::size_t Heap::usable_size(const void* block) const noexcept {

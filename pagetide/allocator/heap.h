@@ -80,10 +80,16 @@ class PAGETIDE_API Heap {
   void* allocate(std::size_t bytes, std::size_t alignment = 16) noexcept;
   // The same, but all usable bytes are zero. Memory that is known to be zero is not written to:
   // that never handed out, and under on_free all that was freed since the heap was made, opened or
-  // rolled back. (Who writes to a block after freeing it finds his bytes in a later one.)
+  // rolled back. (Who writes to memory that is not his finds his bytes in a later block.)
   void* allocate_zeroed(std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;
+  // Clears what is free and not known to be zero, for a heap under on_free that holds remains of
+  // blocks freed under never, or that was restored from such a snapshot: from here on it is as if
+  // it had been under on_free for its whole life. Pages that are zero already are not written to.
+  // Not while other threads allocate or free. Under never it fails with invalid_argument. Cost:
+  // reads all free memory.
+  Result<void> clear_free_memory();
   // All bytes of the block that may be used; constant over the block's life. 0 for nullptr.
   std::size_t usable_size(const void* block) const noexcept;
   bool owns(const void* address) const noexcept;

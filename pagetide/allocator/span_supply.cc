@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "pagetide/allocator/run_zeroing.h"
+#include "pagetide/base/hash.h"
 #include "pagetide/tracker/dirty_bitmap.h"
 
 namespace pagetide {
@@ -120,9 +120,46 @@ std::optional<SpanRun> SpanSupply::allocate(std::size_t count, std::size_t align
   return SpanRun{*first, known_zero};
 }
 
+std::size_t SpanSupply::most_idle() const {
+  return std::max(kMinIdleSpans, used_count_ / kIdlePart);
+}
+
 bool SpanSupply::has_room_for_idle(std::size_t count) const {
   const RankedLock lock(mutex_);
-  return idle_count_ + count <= std::max(kMinIdleSpans, used_count_ / kIdlePart);
+  return idle_count_ + count <= most_idle();
+}
+
+// The highest run of idle spans, as much of it as is too much; nullopt: there is no excess. It
+// counts as used until note_free().
+std::optional<SpanSupply::SpanRange> SpanSupply::take_excess_idle() {
+  const RankedLock lock(mutex_);
+  if (idle_count_ <= most_idle()) return std::nullopt;
+  const auto is_idle = [this](std::size_t span) {
+    return !is_used(span) && !test(given_back_, span) && test(zero_, span);
+  };
+  std::size_t end = touched_;
+  while (end > 0 && !is_idle(end - 1)) --end;
+  const std::size_t excess = std::min(idle_count_ - most_idle(), end);
+  std::size_t first = end;
+  while (first > end - excess && is_idle(first - 1)) --first;
+  const SpanRange run{first, end - first};
+  set_bits(used_.span(), run);
+  idle_count_ -= run.count;
+  used_count_ += run.count;
+  return run.empty() ? std::nullopt : std::optional(run);
+}
+
+void SpanSupply::note_free(SpanRange run, ZeroedBy zeroed_by) {
+  const RankedLock lock(mutex_);
+  if (zeroed_by == ZeroedBy::purge) {
+    set_bits(given_back_.span(), run);
+  } else {
+    idle_count_ += run.count;
+  }
+  set_bits(zero_.span(), run);
+  clear_bits(used_.span(), run);
+  used_count_ -= run.count;
+  lowest_free_ = std::min(lowest_free_, run.first);
 }
 
 void SpanSupply::release(std::size_t first, std::size_t count, RunContent content) {
@@ -133,16 +170,13 @@ void SpanSupply::release(std::size_t first, std::size_t count, RunContent conten
   } else if (content != RunContent::zero) {
     zeroed_by = zero_run(*region_, bytes);
   }
-  const RankedLock lock(mutex_);
-  if (zeroed_by == ZeroedBy::purge) {
-    set_bits(given_back_.span(), {first, count});
-  } else {
-    idle_count_ += count;
+  note_free({first, count}, zeroed_by);
+  // The bound falls with what is in use.
+  while (const auto excess = take_excess_idle()) {
+    const ZeroedBy given = zero_run_and_give_back(*region_, bytes_of(excess->first, excess->count));
+    note_free(*excess, given);
+    if (given != ZeroedBy::purge) break;  // locked memory: it stays
   }
-  set_bits(zero_.span(), {first, count});
-  clear_bits(used_.span(), {first, count});
-  used_count_ -= count;
-  lowest_free_ = std::min(lowest_free_, first);
 }
 
 Result<void> SpanSupply::reset(std::size_t high_water) {
@@ -160,6 +194,15 @@ Result<void> SpanSupply::reset(std::size_t high_water) {
   if (auto r = region_->commit(bytes_of(committed_, high_water - committed_)); !r) return r;
   committed_ = high_water;
   return {};
+}
+
+void SpanSupply::clear_free_spans() {
+  for (std::size_t span = 0; span < touched_; ++span) {
+    if (is_used(span) || test(zero_, span)) continue;
+    const ByteRange bytes = bytes_of(span, 1);
+    if (!is_all_zero(bytes.data(), bytes.size)) zero_run(*region_, bytes);
+    set_bits(zero_.span(), {span, 1});
+  }
 }
 
 void SpanSupply::mark_used(std::size_t first, std::size_t count) {

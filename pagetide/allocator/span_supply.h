@@ -5,6 +5,7 @@
 
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/region.h"
+#include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/base/virtual_array.h"
 
@@ -22,9 +23,9 @@ enum class RunContent : std::uint8_t { unknown, zero };
 // back. Volatile: rebuilt from the span table with reset() and mark_used(). Thread-safe.
 //
 // Every run that comes back is made zero, outside the lock and by the cheaper way (run_zeroing.h),
-// and stays in memory unless so much does already that it is given back to the system. "Known
-// zero" is what was recorded then, or of memory that was never handed out: it does not outlive
-// reset(), after which the free spans hold what the restored image has there.
+// and stays in memory. What exceeds the bound below is given back to the system, the highest
+// addresses first. "Known zero" is what was recorded then, or of memory that was never handed out:
+// it does not outlive reset(), after which the free spans hold what the restored image has there.
 class SpanSupply {
  public:
   // Commits in steps of this many spans (2 MiB).
@@ -51,11 +52,15 @@ class SpanSupply {
   // Forgets everything; the first `high_water` spans are made usable.
   Result<void> reset(std::size_t high_water);
   void mark_used(std::size_t first, std::size_t count);
+  // Makes zero what is free and not known to be. Not while others allocate or release.
+  void clear_free_spans();
   std::size_t used_spans() const;
   // Free spans that stayed in memory when they came back.
   std::size_t idle_spans() const;
 
  private:
+  // Numbers of spans.
+  using SpanRange = PageRange;
   // One bit a span each.
   using SpanBits = VirtualArray<std::uint64_t>;
 
@@ -68,7 +73,10 @@ class SpanSupply {
   std::size_t align_index(std::size_t index, std::size_t alignment) const;
   bool is_used(std::size_t span) const { return test(used_, span); }
   Result<void> commit_to(std::size_t end);
+  std::size_t most_idle() const;
   bool has_room_for_idle(std::size_t count) const;
+  std::optional<SpanRange> take_excess_idle();
+  void note_free(SpanRange run, ZeroedBy zeroed_by);
   bool take_known_zero(std::size_t first, std::size_t end);
   void take_from_system(std::size_t first, std::size_t end);
   static bool test(const SpanBits& bits, std::size_t span) {

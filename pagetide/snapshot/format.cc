@@ -110,8 +110,8 @@ void seal(RootRecord& record) {
 
 Result<RootRecord> decode_root(std::span<const std::byte> bytes, const std::string& where) {
   if (bytes.empty()) return damaged_root(where, "it is empty");
-  if (bytes.size() < sizeof(RootRecord::magic) ||
-      std::memcmp(bytes.data(), kRootMagic.data(), kRootMagic.size()) != 0) {
+  const std::size_t compared = std::min(bytes.size(), kRootMagic.size());
+  if (std::memcmp(bytes.data(), kRootMagic.data(), compared) != 0) {
     return failure(
         ErrorCode::not_a_store,
         fmt::format("{} is not the root of a Pagetide store. Name the directory that a program "

@@ -1,14 +1,18 @@
 #include "pagetide/snapshot/snapshotter.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
 
+#include "pagetide/allocator/clear/clear.h"
 #include "pagetide/allocator/program_identity.h"
 #include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/base/lock_rank.h"
+#include "pagetide/base/syscalls.h"
 #include "pagetide/snapshot/draft.h"
 #include "pagetide/snapshot/store_impl.h"
 
@@ -20,6 +24,7 @@ namespace {
 // stay below those of one full index, so that full indexes at most double what is written.
 constexpr std::uint32_t kMaxChainDepth = 64;
 constexpr std::uint32_t kMinChainDepth = 8;
+constexpr std::size_t kLeastStagingKept = std::size_t{4} << 20;
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -92,6 +97,8 @@ struct Snapshotter::Impl {
   std::optional<SnapshotDraft> draft;
   VirtualArray<std::byte> staging;
   std::size_t staged_bytes = 0;
+  std::size_t most_staged_bytes = 0;   // by this snapshot
+  std::size_t staging_kept_bytes = 0;  // that can have pages
 
   std::uintptr_t region_begin() const { return arena.range().begin; }
   std::size_t region_pages() const { return arena.range().size / page_size(); }
@@ -107,6 +114,7 @@ struct Snapshotter::Impl {
   Result<void> capture(SegmentWriter& segment, HeapFacts& facts);
   Result<void> capture_pages(PageRange run, SegmentWriter& segment);
   Result<void> flush(SegmentWriter& segment);
+  void tidy_staging();
   Result<void> place_in_chain(format::Manifest& manifest) const;
   Result<std::uint64_t> commit(const HeapFacts& facts, std::uint64_t stop_ns,
                                SegmentWriter& segment);
@@ -229,8 +237,29 @@ Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segm
 
 Result<void> Snapshotter::Impl::flush(SegmentWriter& segment) {
   auto r = segment.append(staging.span().first(staged_bytes));
+  most_staged_bytes = std::max(most_staged_bytes, staged_bytes);
   staged_bytes = 0;
   return r;
+}
+
+// Copies must not outlive what they were made of: that may be freed, and cleared, any time. Memory
+// that a like snapshot will not need goes back to the system, by halves, so that a few small ones
+// in between do not make the next stop wait for pages.
+void Snapshotter::Impl::tidy_staging() {
+  const std::span<std::byte> all = staging.span();
+  // Behind the staged pages there is the copy of one that was dropped by its hash.
+  const std::size_t used =
+      std::min(std::max(most_staged_bytes, staged_bytes) + page_size(), all.size());
+  most_staged_bytes = staged_bytes = 0;
+  const std::size_t has_pages = std::max(used, staging_kept_bytes);
+  const std::size_t wanted = std::max({2 * used, staging_kept_bytes / 2, kLeastStagingKept});
+  const std::size_t kept = std::min(round_down(wanted, page_size()), has_pages);
+  if (kept < has_pages) {
+    (void)sys::advise(ByteRange::of(all.data() + kept, has_pages - kept), MADV_DONTNEED);
+  }
+  staging_kept_bytes = kept;
+  if (arena.heap().clear_policy() == ClearPolicy::never) return;
+  clear_memory(all.data(), std::min(used, kept), InCache::unlikely);
 }
 
 // Decides whether this snapshot carries a full index, so that opening it or a descendant reads a
@@ -294,6 +323,12 @@ Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uin
   return id;
 }
 
+// Whatever becomes of a take.
+struct Snapshotter::TidyStaging {
+  Impl& snapshotter;
+  ~TidyStaging() { snapshotter.tidy_staging(); }
+};
+
 Snapshotter::Snapshotter(Arena& arena, Store& store, SnapshotterOptions options)
     : impl_(std::make_unique<Impl>(arena, store, std::move(options))) {}
 Snapshotter::~Snapshotter() = default;
@@ -311,6 +346,7 @@ Result<SnapshotId> Snapshotter::take() {
   if (auto r = s.store.check_still_ours(); !r) return propagate(r);
   s.draft->clear();
   s.staged_bytes = 0;
+  const TidyStaging tidy{s};
   SegmentWriter segment = s.store.new_segment();
   HeapFacts facts;
   Result<void> captured;

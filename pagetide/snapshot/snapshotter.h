@@ -15,7 +15,9 @@ namespace pagetide {
 struct SnapshotterOptions {
   Quiesce quiesce = {};
   // Copies of changed pages kept in memory during the stop; past this they are written to the
-  // disk while writers are held. The memory is kept for the next snapshot.
+  // disk while writers are held. A part of the memory is kept for the next snapshot: twice what
+  // this one needed, or half of what was kept before. Unless the arena's policy is
+  // ClearPolicy::never the copies are cleared when the snapshot is committed.
   std::size_t staging_bytes = std::size_t{256} << 20;
 };
 
@@ -62,6 +64,7 @@ class PAGETIDE_API Snapshotter {
 
  private:
   struct Impl;
+  struct TidyStaging;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -256,6 +256,36 @@ TEST(SpanSupplyIdleTest, no_more_than_a_bound_stays_in_memory) {
   EXPECT_EQ(resident_pages(all), count * kSpanBytes / page_size());
 }
 
+// With a heap that shrinks the bound shrinks too.
+TEST(SpanSupplyIdleTest, the_bound_follows_what_is_in_use) {
+  RegionOptions options;
+  options.reserve_bytes = 1_GiB;
+  Region region = must(Region::reserve(options));
+  const layout::Geometry geometry = must(layout::geometry_for(options.reserve_bytes));
+  SpanSupply supply = must(SpanSupply::create(region, geometry));
+  std::uint64_t high_water = 0;
+  constexpr std::size_t kRun = 16;
+  constexpr std::size_t kRuns = 800;  // 800 MiB, of which one page each is touched
+  std::byte* const data = region.base() + geometry.data_offset;
+  for (std::size_t i = 0; i < kRuns; ++i) {
+    ASSERT_TRUE(supply.allocate(kRun, 1, high_water));
+    data[i * kRun * kSpanBytes] = std::byte{1};
+  }
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < kRuns; ++i) {
+    supply.release(i * kRun, kRun, RunContent::zero);  // they are not: that does not matter here
+    most = std::max(most, supply.idle_spans());
+    ASSERT_LE(supply.idle_spans(),
+              std::max(SpanSupply::kMinIdleSpans, supply.used_spans() / SpanSupply::kIdlePart));
+  }
+  EXPECT_GT(most, SpanSupply::kMinIdleSpans);
+  EXPECT_EQ(supply.used_spans(), 0U);
+  // What went back to the system is prefilled and zero when it is used again.
+  const SpanRun all = supply.allocate(kRun * kRuns, 1, high_water).value();
+  EXPECT_EQ(all.first, 0U);
+  EXPECT_EQ(supply.idle_spans(), 0U);
+}
+
 TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time) {
   const auto written_after_reads = [&](std::size_t span) {
     must(region_.tracker().collect(region_.watch(), CollectMode::take));

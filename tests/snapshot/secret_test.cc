@@ -5,8 +5,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -122,6 +124,77 @@ TEST_P(KeptSecretTest, is_in_the_region_and_the_store_under_never) {
   plant_and_free(arena, snapshotter);
   EXPECT_TRUE(region_holds(arena, secret_));
   EXPECT_TRUE(store_holds(directory(), secret_));
+}
+
+// The whole process: the copies that a snapshotter made while the secret was alive are gone too.
+bool process_holds(const Secret& secret, const char* except) {
+  std::ifstream maps("/proc/self/maps");
+  std::ifstream memory("/proc/self/mem", std::ios::binary);
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    char dash = 0;
+    std::string permissions;
+    fields >> std::hex >> begin >> dash >> end >> permissions;
+    // Private writable memory; the stack has the search's own variables.
+    if (!permissions.starts_with("rw") || line.find("[stack]") != std::string::npos) continue;
+    if (const auto at = reinterpret_cast<std::uintptr_t>(except); at >= begin && at < end) continue;
+    constexpr std::size_t kStep = 1_MiB;
+    std::vector<char> bytes(kStep + sizeof(Secret));
+    for (std::uintptr_t from = begin; from < end; from += kStep) {
+      const std::size_t size = std::min<std::size_t>(bytes.size(), end - from);
+      memory.clear();
+      memory.seekg(static_cast<std::streamoff>(from));
+      if (!memory.read(bytes.data(), static_cast<std::streamsize>(size))) break;
+      if (holds({bytes.data(), size}, secret)) return true;
+      std::fill(bytes.begin(), bytes.end(), '\0');  // not to find it in here
+    }
+  }
+  return false;
+}
+
+TEST(SecretInProcessTest, copies_of_it_do_not_outlive_the_snapshot_of_it) {
+  // The secret itself lies on the heap of the C library, which is passed over.
+  const TemporaryDirectory directory;
+  Store store = must(Store::open(directory.file("store")));
+  Arena arena = must(Arena::create({.reserve_bytes = 64_MiB}));
+  Snapshotter snapshotter(arena, store);
+  const auto secret = std::make_unique<Secret>(new_secret());
+  auto* block = static_cast<char*>(must(arena.allocate(100)));
+  std::copy(secret->begin(), secret->end(), block);
+  must(snapshotter.take());
+  EXPECT_TRUE(store_holds(directory.file("store"), *secret));
+  arena.deallocate(block);
+  const auto* heap = reinterpret_cast<const char*>(secret.get());
+  EXPECT_FALSE(process_holds(*secret, heap));
+}
+
+// An arena with a past under never keeps it, until that is cleared.
+TEST(SecretOfThePastTest, is_gone_once_free_memory_is_cleared) {
+  const Secret secret = new_secret();
+  const TemporaryDirectory directory;
+  SnapshotId id;
+  {
+    Store store = must(Store::open(directory.file("never")));
+    Arena arena = must(Arena::create({.reserve_bytes = 64_MiB, .clear = ClearPolicy::never}));
+    Snapshotter snapshotter(arena, store);
+    must(arena.allocate(1000));
+    auto* block = static_cast<char*>(must(arena.allocate(1000)));
+    std::copy(secret.begin(), secret.end(), block + 500);
+    arena.deallocate(block);
+    id = must(snapshotter.take());
+  }
+  Store old = must(Store::open(directory.file("never")));
+  Arena arena = must(old.open_arena(id, {.clear = ClearPolicy::on_free}));
+  ASSERT_TRUE(region_holds(arena, secret));
+  must(arena.heap().clear_free_memory());
+  EXPECT_FALSE(region_holds(arena, secret));
+  Store next = must(Store::open(directory.file("on_free")));
+  Snapshotter snapshotter(arena, next);
+  const SnapshotId cleared = must(snapshotter.take());
+  EXPECT_FALSE(store_holds(directory.file("on_free"), secret));
+  EXPECT_TRUE(must(next.info(cleared)).free_bytes_are_zero);
 }
 
 // Every kernel keeps the promise.

@@ -76,6 +76,15 @@ TEST_F(StoreTest, a_foreign_root_is_not_a_store) {
   EXPECT_EQ(open_error(StoreMode::read).code(), ErrorCode::not_a_store);
 }
 
+TEST_F(StoreTest, a_root_that_is_cut_short_is_damage_wherever_it_was_cut) {
+  make_store();
+  const auto size = std::filesystem::file_size(path_ + "/root");
+  for (std::uintmax_t left = size; left-- > 0;) {
+    std::filesystem::resize_file(path_ + "/root", left);
+    EXPECT_EQ(open_error(StoreMode::read).code(), ErrorCode::damaged) << left;
+  }
+}
+
 TEST_F(StoreTest, a_newer_version_is_refused_by_name) {
   make_store();
   std::fstream root(path_ + "/root", std::ios::in | std::ios::out | std::ios::binary);

@@ -275,5 +275,13 @@ TEST(TableTest, AlignsCharactersNotBytes) {
             " longer  1000\n");
 }
 
+TEST(ShellQuotedTest, is_one_word_for_a_shell) {
+  EXPECT_EQ(shell_quoted("/tmp/orders.pagetide"), "/tmp/orders.pagetide");
+  EXPECT_EQ(shell_quoted("two words"), "'two words'");
+  EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
+  EXPECT_EQ(shell_quoted(""), "''");
+  EXPECT_EQ(shell_quoted("$HOME"), "'$HOME'");
+}
+
 }  // namespace
 }  // namespace pagetide::cli

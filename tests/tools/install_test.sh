@@ -69,6 +69,15 @@ printf '#include <pagetide/pagetide.h>\nint main() { return 0; }\n' >"$scratch/h
 "$cxx" -std=c++11 -Wall -Wextra -Werror -pedantic -fsyntax-only "$scratch/header.cc" \
   $(pkg-config --cflags pagetide)
 
+echo "each header by itself"
+(cd "$prefix/include" && find pagetide -name '*.h' -o -name '*.hpp') | while read -r header; do
+  printf '#include <%s>\n' "$header"
+  printf '#include <%s>\nint main() { return 0; }\n' "$header" >"$scratch/header.cc"
+  # shellcheck disable=SC2046
+  "$cxx" -std=c++20 -Wall -Wextra -Werror -fsyntax-only "$scratch/header.cc" \
+    $(pkg-config --cflags pagetide)
+done
+
 echo "the program of pagetide_tracker(3)"
 manual=$(dirname "$(find "$prefix" -name pagetide_tracker.3)")
 sed -n '/^\.EX/,/^\.EE/ { /^\.E/d; s/\\e/\\/g; s/\\-/-/g; p }' "$manual/pagetide_tracker.3" \

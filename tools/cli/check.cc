@@ -73,7 +73,7 @@ void print_what_to_do(const std::string& path, const SnapshotInfo& info, Output&
     out.print(
         "To learn when, find the first snapshot that has it, from the one before back:\n"
         "  pagetide check {} {}\n",
-        path, info.parent.value);
+        shell_quoted(path), info.parent.value);
   }
 }
 
@@ -140,7 +140,8 @@ ExitCode refuse(const std::string& path, const SnapshotInfo& info, bool as_json,
   report(fmt::format(
       "snapshot {} of {} cannot be checked: its arena has not cleared all that was freed for its "
       "whole life (or an older Pagetide wrote the snapshot), so free memory may hold anything. "
-      "Create the arena with ClearPolicy::on_free, and open it with that each time.",
+      "Create the arena with ClearPolicy::on_free, and open it with that each time; "
+      "Heap::clear_free_memory() makes up for the past.",
       info.id.value, path));
   return ExitCode::unreadable;
 }

@@ -26,4 +26,7 @@ std::string hexadecimal(std::uint64_t value);
 // Text out of a store, safe for a terminal: control characters and what is no UTF-8 become \xNN.
 std::string printable(std::string_view text);
 
+// As one word of a command line of a POSIX shell.
+std::string shell_quoted(std::string_view text);
+
 }  // namespace pagetide::cli
