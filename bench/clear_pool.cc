@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <memory>
+#include <numeric>
+#include <random>
 
 #include "bench/support.h"
 #include "pagetide/base/bytes.h"
@@ -93,10 +94,14 @@ std::vector<double> race(const ClearCell& cell, const std::vector<Clearer>& clea
   std::vector<std::vector<double>> times(clearers.size());
   const std::size_t rounds =
       std::clamp(kRaceBytes / chunk_bytes / clearers.size(), kMinRounds, kMaxRounds);
+  // In another order each round: what one leaves behind is not always found by the same other.
+  std::vector<std::size_t> order(clearers.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::minstd_rand random;
   // Round 0 warms up and does not count.
   for (std::size_t round = 0; round <= rounds; ++round) {
-    for (std::size_t turn = 0; turn < clearers.size(); ++turn) {
-      const std::size_t who = (round + turn) % clearers.size();
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t who : order) {
       if (cell.cache == Cache::hot) {
         std::memset(pages.range().data(), kPattern, pages.range().size);
       } else {

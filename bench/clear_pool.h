@@ -40,8 +40,8 @@ Clearer clearer_of_the_heap(Cache cache);
 // All kernels that this CPU has, in their order.
 std::vector<Clearer> clearers_of_all_kernels();
 
-// Seconds for one block, for each way: medians over rounds in which all ways take their turn, each
-// beginning another time. The cost of reading the clock is subtracted. Empty where there is no
+// Seconds for one block, for each way: medians over rounds in which all ways take their turn, in
+// another order each round. The cost of reading the clock is subtracted. Empty where there is no
 // memory, or where one left a byte that is not zero.
 std::vector<double> race(const ClearCell& cell, const std::vector<Clearer>& clearers);
 

@@ -177,7 +177,7 @@ const std::vector<Choice> kChoices = {
     {&kGenoa, "128 inline, 33554431 avx2, rep_stosb",
      "128 inline, 16777215 avx2, 33554431 nontemporal, rep_stosb"},
     {&kTurin, "128 inline, 262143 avx2, 1048575 avx512, rep_stosb",
-     "128 inline, 2047 avx2, 8191 avx512, nontemporal"},
+     "128 inline, 8191 avx512, 33554431 nontemporal, rep_stosb"},
     {&kSkylakeSp, "128 inline, 2047 avx2, rep_stosb", "128 inline, 2047 avx2, rep_stosb"},
     {&kIceLake, "128 inline, 2047 avx2, rep_stosb",
      "128 inline, 2047 avx2, 4194303 rep_stosb, nontemporal"},

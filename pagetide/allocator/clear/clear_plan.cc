@@ -18,9 +18,8 @@ constexpr std::size_t kIntelErmsBytes = 2_KiB;
 // Zen 5, measured with bench_clear. In the caches AVX2 and AVX-512 are equally fast on aligned
 // blocks; AVX2 leads by a twentieth on small blocks that are not aligned, AVX-512 on large ones.
 constexpr std::size_t kZen5Avx512Bytes = 256_KiB;
-// Out of them AVX-512 leads by a third from the first size on, and non-temporal stores overtake it
-// at the second; they lead by up to half over rep stosb.
-constexpr std::size_t kZen5UncachedAvx512Bytes = 2_KiB;
+// Out of them AVX-512 leads, by a third from 2 KiB on, until non-temporal stores overtake it; these
+// lead by up to half over rep stosb, which equals them from the size of L3 on.
 constexpr std::size_t kZen5NontemporalBytes = 8_KiB;
 // What is assumed where CPUID tells no cache sizes, as in many virtual machines.
 constexpr std::size_t kUsualL2Bytes = 1_MiB;
@@ -104,8 +103,8 @@ ClearPlan amd_plan(const CpuFeatures& cpu) {
     return {
         three(short_vectors, std::min(kZen5Avx512Bytes, string_bytes), vectors, string_bytes,
               ClearKernel::rep_stosb),
-        three(short_vectors, kZen5UncachedAvx512Bytes, vectors, kZen5NontemporalBytes,
-              ClearKernel::nontemporal),
+        three(vectors, kZen5NontemporalBytes, ClearKernel::nontemporal, l3_bytes(cpu),
+              ClearKernel::rep_stosb),
         "vector stores are its fastest way up to the size of the L2 cache, and rep stosb (FSRM) "
         "from there on"};
   }
