@@ -328,7 +328,8 @@ TEST_F(CliCheckRefusalTest, an_arena_that_does_not_clear_is_refused) {
       "pagetide: snapshot 1 of " + store_ +
           " cannot be checked: its arena has not cleared all that was freed for its whole life "
           "(or an older Pagetide wrote the snapshot), so free memory may hold anything. Create "
-          "the arena with ClearPolicy::on_free, and open it with that each time; Heap::clear_free_memory() makes up for the past.\n");
+          "the arena with ClearPolicy::on_free, and open it with that each time; "
+          "Heap::clear_free_memory() makes up for the past.\n");
 }
 
 TEST_F(CliCheckRefusalTest, json_says_so_too) {
