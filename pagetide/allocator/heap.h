@@ -55,9 +55,10 @@ class UsedRanges {
 // The in-region heap: slots of 40 size classes from 16 bytes to 32 KiB in spans of 64 KiB, whole
 // spans above. Its ground truth is the layout in the region (heap_layout.h).
 //
-// Thread-safe: any thread may allocate and free anything. A lock a size class; large blocks share
-// one. No exception, no errno: nullptr means that the reservation or the machine is exhausted.
-// Freeing what is not allocated aborts the process with a message (proven heap corruption).
+// Thread-safe: any thread may allocate and free anything. Small blocks take no lock as long as the
+// thread's spans have room; large blocks share one. No exception, no errno: nullptr means that the
+// reservation or the machine is exhausted. Freeing what is not allocated aborts the process with a
+// message (proven heap corruption).
 //
 // Below "for the snapshot layer": only while no other thread is inside the heap.
 class PAGETIDE_API Heap {
@@ -113,6 +114,9 @@ class PAGETIDE_API Heap {
   UsedRanges used_ranges() const;
   // Spans in use and the metadata for them, without walking.
   std::uint64_t heap_bytes() const;
+  // Brings the bitmaps up to date with what threads have freed that do not own the block's span, so
+  // that no slot that is free is stored as allocated. Cost: what was freed so since the last time.
+  void settle() const;
   // Whether all bytes that are free were zero when they were freed: the heap has been under
   // on_free for its whole life, in this process and before. Then a byte in free memory that is
   // not zero was written after the free.

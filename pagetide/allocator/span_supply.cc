@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 
 #include "pagetide/base/hash.h"
 #include "pagetide/tracker/dirty_bitmap.h"
@@ -163,6 +164,7 @@ void SpanSupply::note_free(SpanRange run, ZeroedBy zeroed_by) {
 }
 
 void SpanSupply::release(std::size_t first, std::size_t count, RunContent content) {
+  const int kept_errno = errno;  // free() leaves it alone
   const ByteRange bytes = bytes_of(first, count);
   ZeroedBy zeroed_by = ZeroedBy::stores;
   if (!has_room_for_idle(count)) {
@@ -177,6 +179,7 @@ void SpanSupply::release(std::size_t first, std::size_t count, RunContent conten
     note_free(*excess, given);
     if (given != ZeroedBy::purge) break;  // locked memory: it stays
   }
+  errno = kept_errno;
 }
 
 Result<void> SpanSupply::reset(std::size_t high_water) {

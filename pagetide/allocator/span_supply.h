@@ -55,6 +55,8 @@ class SpanSupply {
   // Makes zero what is free and not known to be. Not while others allocate or release.
   void clear_free_spans();
   std::size_t used_spans() const;
+  void lock_for_fork() { mutex_.lock_for_fork(); }
+  void unlock_after_fork() { mutex_.unlock_after_fork(); }
   // Free spans that stayed in memory when they came back.
   std::size_t idle_spans() const;
 

@@ -14,7 +14,9 @@ enum class LockRank : std::uint8_t {
   snapshotter = 10,         // one take() or rollback() at a time
   store = 20,               // the store's in-memory index
   heap_roots = 30,          // root table of an arena
-  heap_class = 40,          // one size class of a heap
+  heap_registry = 36,       // all heaps of the process
+  heap_threads = 40,        // which thread has which part of a heap
+  heap_shared = 45,         // the part of threads that have none of their own
   heap_spans = 50,          // span supply of a heap
   region = 60,              // what of a region is committed
   tracker = 70,             // watches and purge log
@@ -34,6 +36,11 @@ class PAGETIDE_API RankedMutex {
   // with different settings agree.
   void lock();
   void unlock();
+
+  // For pthread_atfork(): all locks of a rank are held at once, and released in the child by a
+  // thread that never took them.
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
 
   LockRank rank() const { return rank_; }
   const char* name() const { return name_; }

@@ -175,6 +175,7 @@ void Snapshotter::Impl::widen_to_base(const UsedRanges& used) {
 // Inside the stop: allocates nothing, and takes no lock that a writer outside the arena's calls
 // could hold. Writes to the disk only when the staging memory is full.
 Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts) {
+  arena.heap().settle();
   const UsedRanges used = arena.heap().used_ranges();
   if (auto r = arena.tracker().collect_into(arena.region().watch(), used.span(), CollectMode::take,
                                             collected);

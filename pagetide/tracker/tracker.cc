@@ -66,6 +66,7 @@ struct Tracker::Impl {
   std::array<std::optional<ConsumerId>, kMaxConsumers> consumers{ConsumerId{}};
   std::uint32_t consumers_made = 0;
   TrackerStats stats;
+  std::atomic<std::uint32_t> take_count = 0;
   pid_t owner = ::getpid();
 
   bool forked() const { return ::getpid() != owner; }
@@ -283,6 +284,7 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
   stats.total_collect_ns += stats.last_collect_ns;
   if (mode == CollectMode::take) {
     ++stats.takes;
+    impl_->take_count.fetch_add(1, std::memory_order_relaxed);
     stats.pages_reported += out.written.count() + out.zeroed.count();
     stats.poisoned_takes += out.poisoned ? 1 : 0;
   } else {
@@ -397,6 +399,10 @@ std::size_t Tracker::count_armed(ByteRange range) const {
     count += impl_->backend.count_armed(watched.range(), pages.bytes_from(watched.range().begin));
   });
   return count;
+}
+
+const std::atomic<std::uint32_t>& Tracker::take_count() const {
+  return impl_->take_count;
 }
 
 TrackerStats Tracker::stats() const {

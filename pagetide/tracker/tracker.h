@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -153,6 +154,11 @@ class PAGETIDE_API Tracker {
   Result<void> prefill(ByteRange range, Prefill policy);
 
   TrackerStats stats() const;
+
+  // Grows with every take of any consumer: what was written before it is armed again after it. For
+  // allocators that prefer pages which are written already. The reference lives as long as the
+  // tracker, also while it is moved.
+  const std::atomic<std::uint32_t>& take_count() const;
 
  private:
   struct Impl;

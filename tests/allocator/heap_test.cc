@@ -257,15 +257,15 @@ TEST(HeapClearTest, freed_bytes_are_zero_at_once) {
 
 TEST(HeapClearTest, never_leaves_freed_bytes_and_still_gives_whole_spans_back_as_zero) {
   const TestHeap heap(32_MiB, ClearPolicy::never);
-  const std::vector<std::byte*> blocks = fill_spans(*heap, 1000, 3);
+  const std::vector<std::byte*> blocks = fill_spans(*heap, 1000, 4);
   for (std::byte* block : blocks) std::memset(block, 0xab, heap->usable_size(block));
   heap->deallocate(blocks[1]);
   EXPECT_EQ(*blocks[1], std::byte{0xab});
   for (std::byte* block : blocks) {
     if (block != blocks[1]) heap->deallocate(block);
   }
-  // All spans but one of the class came back.
-  EXPECT_EQ(must(heap->check()).spans_in_use, 1U);
+  // All spans but two of the class came back.
+  EXPECT_LE(must(heap->check()).spans_in_use, 2U);
   const auto in_use = [&](const std::byte* block) { return heap->usable_size(block) != 0; };
   std::size_t released = 0;
   for (const std::byte* block : blocks) {
@@ -273,7 +273,7 @@ TEST(HeapClearTest, never_leaves_freed_bytes_and_still_gives_whole_spans_back_as
     EXPECT_TRUE(is_all_zero(block, 1000));
     ++released;
   }
-  EXPECT_EQ(released, blocks.size() / 3 * 2);
+  EXPECT_GE(released, blocks.size() / 4 * 2);
 }
 
 TEST(HeapClearTest, large_runs_read_as_zero_after_free_and_when_they_come_again) {
@@ -300,23 +300,42 @@ TEST(HeapClearTest, locked_memory_is_zero_after_free_too) {
 
 // --- spans ---
 
+// In spans that are dirty anyway. A few may stay free where they are, up to an eighth of a span.
 TEST(HeapSpanTest, freed_slots_are_used_again_before_another_span) {
   RandomSource random;
   for (const std::size_t bytes : {16U, 48U, 112U, 128U, 1000U, 5000U, 32768U}) {
     const TestHeap heap;
-    const std::vector<std::byte*> blocks = fill_spans(*heap, bytes, 2);
+    std::vector<std::byte*> blocks = fill_spans(*heap, bytes, 4);
     for (std::size_t round = 0; round < scaled(8); ++round) {
-      // Not all: an empty span would come back to the supply.
-      std::set<std::byte*> freed;
-      for (std::size_t i = 1; i < blocks.size() - 1; ++i) {
-        if (random.one_in(round % 2 == 0 ? 2 : 20)) freed.insert(blocks[i]);
+      std::size_t freed = 0;
+      for (std::byte*& block : blocks) {
+        if (!random.one_in(round % 2 == 0 ? 2 : 20)) continue;
+        heap->deallocate(block);
+        block = nullptr;
+        ++freed;
       }
-      for (std::byte* block : freed) heap->deallocate(block);
-      std::set<std::byte*> again;
-      for (std::size_t i = 0; i < freed.size(); ++i) again.insert(allocate(*heap, bytes));
-      ASSERT_EQ(again, freed) << bytes;
+      for (std::byte*& block : blocks) {
+        if (block == nullptr) block = allocate(*heap, bytes);
+      }
+      ASSERT_LE(must(heap->check()).spans_in_use, 5U) << bytes << ", " << freed << " freed";
     }
-    EXPECT_EQ(must(heap->check()).spans_in_use, 2U);
+  }
+}
+
+TEST(HeapSpanTest, every_slot_can_be_used_before_the_heap_is_exhausted) {
+  RandomSource random;
+  for (const std::size_t bytes : {16U, 1000U, 32768U}) {
+    const TestHeap heap(4_MiB);
+    std::vector<void*> blocks;
+    while (void* block = heap->allocate(bytes)) blocks.push_back(block);
+    for (std::size_t i = 0; i < blocks.size(); i += 1 + random.below(40)) {
+      heap->deallocate(std::exchange(blocks[i], nullptr));
+    }
+    for (void*& block : blocks) {
+      if (block == nullptr) block = heap->allocate(bytes);
+      ASSERT_NE(block, nullptr) << bytes;
+    }
+    EXPECT_EQ(heap->allocate(bytes), nullptr);
   }
 }
 
@@ -330,7 +349,8 @@ TEST(HeapSpanTest, a_block_that_comes_and_goes_keeps_its_span) {
   }
 }
 
-TEST(HeapSpanTest, empty_spans_but_one_a_class_come_back) {
+// One is kept empty, and one is the current one of its thread.
+TEST(HeapSpanTest, empty_spans_but_two_a_class_come_back) {
   const TestHeap heap(64_MiB);
   std::vector<std::byte*> blocks;
   for (const std::size_t bytes : {16U, 128U, 5000U, 32768U}) {
@@ -339,7 +359,7 @@ TEST(HeapSpanTest, empty_spans_but_one_a_class_come_back) {
   }
   EXPECT_EQ(must(heap->check()).spans_in_use, 20U);
   for (std::byte* block : blocks) heap->deallocate(block);
-  EXPECT_EQ(must(heap->check()).spans_in_use, 4U);
+  EXPECT_LE(must(heap->check()).spans_in_use, 8U);
   EXPECT_EQ(must(heap->check()).live_blocks, 0U);
 }
 
@@ -549,9 +569,10 @@ TEST(HeapDeathTest, double_free_of_a_large_block) {
 
 TEST(HeapDeathTest, double_free_of_a_block_whose_span_came_back) {
   const TestHeap heap;
-  const std::vector<std::byte*> blocks = fill_spans(*heap, 1000, 2);
+  const std::vector<std::byte*> blocks = fill_spans(*heap, 1000, 4);
   for (std::byte* block : blocks) heap->deallocate(block);
-  std::byte* gone = heap->usable_size(blocks.front()) == 0 ? blocks.front() : blocks.back();
+  const auto came_back = [&](std::byte* block) { return heap->usable_size(block) == 0; };
+  std::byte* gone = *std::find_if(blocks.begin(), blocks.end(), came_back);
   expect_abort(*heap, gone, message("invalid free of ", gone, ": nothing is allocated there"));
 }
 

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "pagetide/allocator/heap_tables.h"
+#include "pagetide/allocator/thread_heap.h"
+#include "pagetide/base/error.h"
+#include "pagetide/base/lock_rank.h"
+#include "pagetide/base/virtual_array.h"
+
+namespace pagetide {
+
+namespace detail {
+
+// Which ThreadHeap the calling thread has in a heap, for the few heaps it used last.
+struct ThreadHeapLink {
+  std::uint64_t heap_id;
+  ThreadHeap* thread_heap;
+};
+inline constexpr std::size_t kThreadHeapLinks = 4;
+extern constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks> thread_heap_links;
+
+}  // namespace detail
+
+// The thread heaps of one heap. A thread gets one when it first allocates, of a thread that has
+// ended if there is one; it keeps it until it ends. All methods are thread-safe unless they say
+// something else.
+class ThreadHeaps {
+ public:
+  // Threads that can have a heap of their own at the same time; all others share one.
+  static constexpr std::size_t kMaxThreads = 4000;
+
+  // `tables` outlives it.
+  static Result<std::unique_ptr<ThreadHeaps>> create(HeapTables& tables);
+  ThreadHeaps(const ThreadHeaps&) = delete;
+  ThreadHeaps& operator=(const ThreadHeaps&) = delete;
+  ~ThreadHeaps();
+
+  // The calling thread's; nullptr: it has none, because it is ending or because there are too many,
+  // and must use the shared one.
+  ThreadHeap* mine() {
+    const detail::ThreadHeapLink& link = detail::thread_heap_links[id_ % detail::kThreadHeapLinks];
+    return link.heap_id == id_ ? link.thread_heap : find_or_attach();
+  }
+  // Calls use(the shared heap), under its lock.
+  template <typename Use>
+  auto with_shared(Use&& use) {
+    const RankedLock lock(shared_mutex_);
+    return use(heaps_[0]);
+  }
+  ThreadHeap& by_number(std::uint32_t number) { return heaps_[number - 1]; }
+
+  // --- only while no other thread is inside the heap ---
+  // Takes in all frees of other threads, and puts all words back.
+  void settle();
+  // Forgets all spans, in whatever heap they are; the one that is returned shall adopt them.
+  ThreadHeap& reset();
+
+ private:
+  friend struct ThreadHeapRegistry;
+
+  ThreadHeaps(HeapTables& tables, VirtualArray<ThreadHeap> heaps);
+  ThreadHeap* find_or_attach();
+  ThreadHeap* attach(std::uint64_t thread);
+  void detach(std::uint64_t thread);
+  void lock_for_fork();
+  void unlock_after_fork();
+
+  const std::uint64_t id_;  // of no other in this process, ever
+  HeapTables& tables_;
+  VirtualArray<ThreadHeap> heaps_;  // [0] is shared, [1] adopts what a restored image holds
+  std::size_t count_ = 2;           // of these were used at some time
+  RankedMutex mutex_{LockRank::heap_threads, "heap threads"};
+  RankedMutex shared_mutex_{LockRank::heap_shared, "shared thread heap"};
+  ThreadHeaps* next_ = nullptr;  // in the registry
+};
+
+}  // namespace pagetide

@@ -1,0 +1,277 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+#include <vector>
+
+#include "pagetide/allocator/heap.h"
+#include "pagetide/allocator/heap_race_points.h"
+#include "tests/support/must.h"
+#include "tests/support/random_source.h"
+#include "tests/support/test_heap.h"
+#include "tests/support/test_scale.h"
+
+// Threads that allocate, free what others allocated, come and go.
+
+namespace pagetide {
+namespace {
+
+using namespace literals;
+
+// Every word of a block tells where it is and who it belongs to: what overlaps, or is handed out
+// twice, is noticed when it is freed.
+struct Block {
+  std::uint64_t* words = nullptr;
+  std::size_t count = 0;
+};
+
+std::uint64_t pattern(const std::uint64_t* at, std::size_t count) {
+  return reinterpret_cast<std::uintptr_t>(at) * 0x9e37'79b9'7f4a'7c15U + count;
+}
+
+Block make(Heap& heap, RandomSource& random) {
+  const std::size_t kind = random.below(100);
+  const std::size_t bytes = kind < 80   ? random.between(8, 300)
+                            : kind < 99 ? random.between(300, 20'000)
+                                        : random.between(20'000, 200'000);
+  Block block;
+  block.words = static_cast<std::uint64_t*>(random.one_in(4) ? heap.allocate_zeroed(bytes)
+                                                             : heap.allocate(bytes));
+  if (block.words == nullptr) return {};
+  block.count = bytes / 8;
+  // Both ends of large ones are enough.
+  for (std::size_t i = 0; i<block.count; i += block.count> 200 ? block.count - 1 : 1) {
+    block.words[i] = pattern(block.words + i, block.count);
+  }
+  return block;
+}
+
+// False: it was not as it was left.
+bool check_and_free(Heap& heap, const Block& block) {
+  bool intact = true;
+  for (std::size_t i = 0; i<block.count; i += block.count> 200 ? block.count - 1 : 1) {
+    intact = intact && block.words[i] == pattern(block.words + i, block.count);
+  }
+  heap.deallocate(block.words);
+  return intact;
+}
+
+#ifdef PAGETIDE_CHECK_LOCK_RANKS
+void yield_now_and_then() {
+  static thread_local std::uint32_t state = 1;
+  state = state * 1664525U + 1013904223U;
+  if (state >> 30U == 0) std::this_thread::yield();
+}
+
+class RacePoints {
+ public:
+  RacePoints() { race_point_hook = yield_now_and_then; }
+  RacePoints(const RacePoints&) = delete;
+  RacePoints& operator=(const RacePoints&) = delete;
+  ~RacePoints() { race_point_hook = nullptr; }
+};
+#else
+struct RacePoints {
+  RacePoints() {}  // not trivial, so that it counts as used
+};
+#endif
+
+class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
+ protected:
+  static constexpr std::size_t kExchange = 512;
+
+  // A thread's life: it makes blocks, exchanges them with others, frees what it gets.
+  void live(std::uint64_t seed, std::size_t steps) {
+    RandomSource random(seed);
+    std::vector<Block> own;
+    for (std::size_t step = 0; step < steps && !stop_; ++step) {
+      const std::shared_lock guard(writers_);
+      for (int i = 0; i < 50; ++i) {
+        if (own.size() < 200 && random.one_in(2)) {
+          if (const Block block = make(*heap_, random); block.words != nullptr) {
+            own.push_back(block);
+          }
+        } else if (!own.empty()) {
+          std::swap(own[random.below(own.size())], own.back());
+          give(own.back(), random);
+          own.pop_back();
+        }
+      }
+    }
+    const std::shared_lock guard(writers_);
+    for (const Block& block : own) check(check_and_free(*heap_, block));
+  }
+  // To another thread, by way of a place where it finds it; what lay there is freed.
+  void give(const Block& block, RandomSource& random) {
+    Block other = block;
+    if (random.one_in(2)) {
+      Place& place = places_[random.below(kExchange)];
+      const std::lock_guard lock(place.mutex);
+      std::swap(place.block, other);
+    }
+    if (other.words != nullptr) check(check_and_free(*heap_, other));
+  }
+  void check(bool intact) {
+    if (!intact) ++broken_;
+  }
+  void free_all() {
+    for (Place& place : places_) {
+      if (place.block.words != nullptr) check(check_and_free(*heap_, place.block));
+      place.block = {};
+    }
+  }
+
+  struct Place {
+    std::mutex mutex;
+    Block block;
+  };
+
+  TestHeap heap_{256_MiB};
+  std::array<Place, kExchange> places_;
+  std::shared_mutex writers_;  // held exclusively while the heap is looked at
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> broken_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(with, HeapThreadsTest, testing::Values(1, 2, 8), [](const auto& threads) {
+  return std::to_string(threads.param) + "_threads";
+});
+
+TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
+  const RacePoints race_points;
+  const std::uint64_t seed = test_seed();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(scaled(1500));
+  std::vector<std::thread> threads(GetParam());
+  // Threads live for a while, and others take their place.
+  std::atomic<std::uint64_t> lives = 0;
+  for (std::thread& thread : threads) {
+    thread = std::thread([&] {
+      while (!stop_) {
+        const std::uint64_t life = lives++;
+        std::thread([&] { live(seed + life, 100); }).join();
+      }
+    });
+  }
+  RandomSource random(seed);
+  while (std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(random.between(1, 20)));
+    // Epochs advance while they run.
+    must(heap_.region().tracker().collect(heap_.region().watch(), CollectMode::take));
+    if (!random.one_in(4)) continue;
+    const std::unique_lock hold(writers_);
+    const auto stats = heap_->check();
+    ASSERT_TRUE(stats) << stats.error().message();
+    // As after a rollback: everybody's heap is gone, and what is in the region counts.
+    if (random.one_in(2)) must(heap_->rebuild());
+  }
+  stop_ = true;
+  for (std::thread& thread : threads) thread.join();
+  free_all();
+  EXPECT_EQ(broken_, 0);
+  EXPECT_EQ(must(heap_->check()).live_blocks, 0U);
+}
+
+TEST(HeapThreadEndTest, what_a_thread_leaves_is_used_by_the_next_one) {
+  const TestHeap heap;
+  for (int i = 0; i < 200; ++i) {
+    std::thread([&] {
+      std::vector<void*> blocks;
+      for (int n = 0; n < 100; ++n) blocks.push_back(heap->allocate(1000));
+      for (void* block : blocks) heap->deallocate(block);
+    }).join();
+  }
+  EXPECT_LE(must(heap->check()).spans_in_use, 4U);
+}
+
+TEST(HeapThreadEndTest, blocks_outlive_the_thread_that_made_them) {
+  const TestHeap heap;
+  std::vector<void*> blocks(500);
+  std::thread([&] {
+    for (void*& block : blocks) block = heap->allocate(100);
+  }).join();
+  for (void* block : blocks) heap->deallocate(block);
+  EXPECT_EQ(must(heap->check()).live_blocks, 0U);
+}
+
+// Destructors of thread-local objects run after the heap has taken leave of the thread.
+struct AtEnd {
+  Heap* heap = nullptr;
+  void* block = nullptr;
+  ~AtEnd() {
+    if (heap == nullptr) return;
+    heap->deallocate(block);
+    void* last = heap->allocate(100);
+    std::memset(last, 1, 100);
+    heap->deallocate(last);
+  }
+};
+
+TEST(HeapThreadEndTest, a_thread_may_allocate_and_free_to_its_very_end) {
+  const TestHeap heap;
+  for (int i = 0; i < 50; ++i) {
+    std::thread([&] {
+      static thread_local AtEnd at_end;  // made first, so destroyed last
+      at_end.heap = &*heap;
+      at_end.block = heap->allocate(100);
+    }).join();
+  }
+  EXPECT_EQ(must(heap->check()).live_blocks, 0U);
+}
+
+TEST(HeapThreadEndTest, a_heap_may_end_before_the_threads_that_used_it) {
+  std::atomic<int> step = 0;
+  auto heap = std::make_unique<TestHeap>();
+  std::thread thread([&] {
+    (*heap)->allocate(100);
+    step = 1;
+    while (step != 2) std::this_thread::yield();
+    const TestHeap other;
+    EXPECT_NE(other->allocate(100), nullptr);
+  });
+  while (step != 1) std::this_thread::yield();
+  heap.reset();
+  step = 2;
+  thread.join();
+}
+
+TEST(HeapManyTest, one_thread_uses_many_heaps_in_turn) {
+  std::vector<std::unique_ptr<TestHeap>> heaps;
+  for (int i = 0; i < 9; ++i) heaps.push_back(std::make_unique<TestHeap>(4_MiB));
+  RandomSource random;
+  std::vector<std::pair<TestHeap*, void*>> blocks;
+  for (std::size_t i = 0; i < scaled(20'000); ++i) {
+    TestHeap& heap = *heaps[random.below(heaps.size())];
+    if (blocks.size() < 500 || random.one_in(2)) {
+      if (void* block = heap->allocate(random.between(1, 500))) blocks.emplace_back(&heap, block);
+    } else {
+      std::swap(blocks[random.below(blocks.size())], blocks.back());
+      (*blocks.back().first)->deallocate(blocks.back().second);
+      blocks.pop_back();
+    }
+  }
+  for (const auto& [heap, block] : blocks) (*heap)->deallocate(block);
+  for (const auto& heap : heaps) EXPECT_EQ(must((*heap)->check()).live_blocks, 0U);
+}
+
+TEST(HeapErrnoTest, free_keeps_errno) {
+  const TestHeap heap;
+  std::vector<void*> blocks;
+  for (const std::size_t bytes : {16U, 1000U, 30'000U, 1'000'000U}) {
+    for (int i = 0; i < 200; ++i) blocks.push_back(heap->allocate(bytes));
+  }
+  for (void* block : blocks) {
+    errno = EXFULL;
+    heap->deallocate(block);
+    ASSERT_EQ(errno, EXFULL);
+  }
+}
+
+}  // namespace
+}  // namespace pagetide
