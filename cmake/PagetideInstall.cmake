@@ -21,7 +21,11 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
+  PATTERN "allocator/heap_race_points.h" EXCLUDE
+  PATTERN "allocator/heap_tables.h" EXCLUDE
   PATTERN "allocator/run_zeroing.h" EXCLUDE
+  PATTERN "allocator/thread_heap.h" EXCLUDE
+  PATTERN "allocator/thread_heaps.h" EXCLUDE
   PATTERN "allocator/clear/clear_plan.h" EXCLUDE
   PATTERN "allocator/clear/kernel_functions.h" EXCLUDE
   PATTERN "snapshot/draft.h" EXCLUDE

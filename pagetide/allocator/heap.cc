@@ -60,36 +60,13 @@ struct Heap::Impl {
   void clear_free_slots(std::size_t span, std::size_t size_class);
   Result<void> check_span(std::size_t span) const;
   Result<void> rebuild();
+  Result<void> rebuild_for(ThreadHeap& heir);
 };
 
 Result<std::unique_ptr<Heap::Impl>> Heap::Impl::create(Region& region, ClearPolicy clear) {
-  if (region.range().begin % kSpanBytes != 0) {
-    return failure(ErrorCode::invalid_argument,
-                   fmt::format("a heap's base must be a multiple of {} bytes; {:#x} is not.",
-                               kSpanBytes, region.range().begin));
-  }
-  auto geometry = layout::geometry_for(region.range().size);
-  if (!geometry) return propagate(geometry);
-  auto supply = SpanSupply::create(region, *geometry);
-  if (!supply) return propagate(supply);
-  auto shared = VirtualArray<SpanShared>::create(geometry->span_count);
-  if (!shared) return propagate(shared);
-  auto states = VirtualArray<SpanState>::create(geometry->span_count);
-  if (!states) return propagate(states);
-  const std::size_t words = geometry->span_count * layout::kBitmapGroups * layout::kWordsPerGroup;
-  auto zero = VirtualArray<std::uint64_t>::create(words);
-  if (!zero) return propagate(zero);
-  auto remote = VirtualArray<std::uint64_t>::create(words);
-  if (!remote) return propagate(remote);
-  auto impl = std::make_unique<Impl>(HeapTables{.region = region,
-                                                .geometry = *geometry,
-                                                .supply = std::move(*supply),
-                                                .shared = std::move(*shared),
-                                                .states = std::move(*states),
-                                                .zero = std::move(*zero),
-                                                .remote = std::move(*remote),
-                                                .clear = clear,
-                                                .takes = region.tracker().take_count()});
+  auto tables = HeapTables::create(region, clear);
+  if (!tables) return propagate(tables);
+  auto impl = std::make_unique<Impl>(std::move(*tables));
   auto threads = ThreadHeaps::create(impl->tables);
   if (!threads) return propagate(threads);
   impl->threads = std::move(*threads);
@@ -114,7 +91,7 @@ Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
 }
 
 void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
-  const SpanShared& shared = tables.shared[span];
+  SpanShared& shared = tables.shared[span];
   const std::size_t size_class = shared.size_class;
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
   const std::size_t slot = slot_of(offset, size_class);
@@ -127,7 +104,7 @@ void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
     fatal_at("heap corruption: double free of ", block, "");
   }
   ThreadHeap* mine = threads->mine();
-  const bool is_mine = mine != nullptr && mine->number() == shared.owner;
+  const bool is_mine = mine != nullptr && mine->number() == owner_of(shared);
   if (is_mine) {
     if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[size_class]);
     return mine->free_local(tables, span, size_class, slot);
@@ -145,7 +122,7 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
     fatal_at("heap corruption: double free of ", block, "");
   }
   if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[shared.size_class]);
-  ThreadHeap& owner = threads->by_number(shared.owner);
+  ThreadHeap& owner = threads->by_number(owner_of(shared));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);
   if ((before & mask) != 0) fatal_at("heap corruption: double free of ", block, "");
   if (before != 0) return;
@@ -236,13 +213,16 @@ Result<void> Heap::Impl::check_span(std::size_t span) const {
 
 Result<void> Heap::Impl::rebuild() {
   if (auto r = layout::check_superblock(tables.superblock(), tables.region.range()); !r) return r;
+  return threads->reset([this](ThreadHeap& heir) { return rebuild_for(heir); });
+}
+
+Result<void> Heap::Impl::rebuild_for(ThreadHeap& heir) {
   const std::size_t used = tables.superblock().spans_used;
   if (auto r = tables.supply.reset(used); !r) return r;
   tables.shared.reset();
   tables.states.reset();
   tables.zero.reset();
   tables.remote.reset();
-  ThreadHeap& heir = threads->reset();
   for (std::size_t span = 0; span < used;) {
     if (auto r = check_span(span); !r) return r;
     const SpanEntry& e = tables.entry(span);
@@ -336,15 +316,10 @@ void Heap::deallocate(void* block) noexcept {
   if (!owns(block))
     fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
   auto* address = static_cast<std::byte*>(block);
-  const auto span = static_cast<std::size_t>(address - impl_->tables.span_data(0)) / kSpanBytes;
-  const SpanEntry e = impl_->tables.entry(span);
-  switch (e.kind) {
-    case SpanKind::small:
-      return impl_->deallocate_small(span, address);
-    case SpanKind::large:
-      return impl_->deallocate_large(span, address);
-    case SpanKind::free:
-      break;
+  const std::size_t span = impl_->tables.span_of(address);
+  if (owner_of(impl_->tables.shared[span]) != 0) return impl_->deallocate_small(span, address);
+  if (impl_->tables.entry(span).kind == SpanKind::large) {
+    return impl_->deallocate_large(span, address);
   }
   fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
@@ -370,17 +345,13 @@ Result<void> Heap::clear_free_memory() {
 
 std::size_t Heap::usable_size(const void* block) const noexcept {
   if (!owns(block)) return 0;
-  const auto* address = static_cast<const std::byte*>(block);
-  const auto span = static_cast<std::size_t>(address - impl_->tables.span_data(0)) / kSpanBytes;
-  const SpanEntry e = impl_->tables.entry(span);
+  const SpanEntry e = impl_->tables.entry(impl_->tables.span_of(block));
   if (e.kind == SpanKind::small) return kSlotBytes[e.size_class];
   return e.kind == SpanKind::large ? std::size_t{e.run_spans} * kSpanBytes : 0;
 }
 
 bool Heap::owns(const void* address) const noexcept {
-  const ByteRange data{impl_->tables.region.range().begin + impl_->tables.geometry.data_offset,
-                       impl_->tables.geometry.span_count * kSpanBytes};
-  return data.contains(reinterpret_cast<std::uintptr_t>(address));
+  return impl_->tables.owns(address);
 }
 
 void Heap::settle() const {

@@ -19,12 +19,20 @@ inline constexpr SpanLink kNoSpan = 0;
 // What threads other than the owner of a span look at, and where they leave what they freed; see
 // docs/heap.md. On a line of its own, so that the owner's work does not disturb them.
 struct alignas(32) SpanShared {
-  std::uint32_t owner;  // number of a ThreadHeap; 0: none
+  std::uint32_t owner;  // number of a ThreadHeap; 0: none. By owner_of() and set_owner()
   std::uint8_t size_class;
   bool tail_is_zero;      // the bytes behind the last slot are known to be zero
   SpanLink next_freed;    // in the owner's list of spans with remote frees
   std::uint64_t pending;  // bit w: word w of the remote masks may have bits
 };
+
+// Who asks does not know whether the span is his, or anybody's, any more.
+inline std::uint32_t owner_of(SpanShared& span) {
+  return std::atomic_ref(span.owner).load(std::memory_order_relaxed);
+}
+inline void set_owner(SpanShared& span, std::uint32_t owner) {
+  std::atomic_ref(span.owner).store(owner, std::memory_order_relaxed);
+}
 
 inline constexpr std::uint8_t kUnlisted = 0xff;
 
@@ -86,9 +94,13 @@ inline void store_shared(std::uint64_t& word, std::uint64_t value) {
 }
 
 // The tables of a heap: those in its region, and the volatile ones beside it.
-struct HeapTables {
+class HeapTables {
+ public:
+  // Fails where the reservation is too small, or memory for the tables cannot be had.
+  static Result<HeapTables> create(Region& region, ClearPolicy clear);
+
   Region& region;
-  layout::Geometry geometry;
+  const layout::Geometry geometry;
   SpanSupply supply;
   VirtualArray<SpanShared> shared;
   VirtualArray<SpanState> states;
@@ -97,19 +109,14 @@ struct HeapTables {
   // others than the owner, and not yet free in the bitmap.
   VirtualArray<std::uint64_t> zero;
   VirtualArray<std::uint64_t> remote;
-  ClearPolicy clear;
-  const std::atomic<std::uint32_t>& takes;  // of the tracker
+  const ClearPolicy clear;
 
-  std::byte* at(std::size_t offset) const { return region.base() + offset; }
-  layout::Superblock& superblock() const { return *reinterpret_cast<layout::Superblock*>(at(0)); }
-  layout::SpanEntry& entry(std::size_t span) const {
-    return reinterpret_cast<layout::SpanEntry*>(at(geometry.spans_offset))[span];
-  }
+  layout::Superblock& superblock() const { return *reinterpret_cast<layout::Superblock*>(base_); }
+  layout::SpanEntry& entry(std::size_t span) const { return entries_[span]; }
   std::uint64_t& word(std::size_t span, std::size_t index) const {
-    const std::size_t line = geometry.bitmaps_offset +
-                             index / layout::kWordsPerGroup * geometry.group_bytes +
-                             span * layout::kBytesPerGroupLine;
-    return reinterpret_cast<std::uint64_t*>(at(line))[index % layout::kWordsPerGroup];
+    std::byte* const line = bitmaps_ + index / layout::kWordsPerGroup * geometry.group_bytes +
+                            span * layout::kBytesPerGroupLine;
+    return reinterpret_cast<std::uint64_t*>(line)[index % layout::kWordsPerGroup];
   }
   std::uint64_t& zero_word(std::size_t span, std::size_t index) {
     return zero[volatile_index(span, index)];
@@ -117,18 +124,35 @@ struct HeapTables {
   std::uint64_t& remote_word(std::size_t span, std::size_t index) {
     return remote[volatile_index(span, index)];
   }
-  std::byte* span_data(std::size_t span) const {
-    return at(geometry.data_offset + span * layout::kSpanBytes);
+  std::byte* span_data(std::size_t span) const { return data_ + span * layout::kSpanBytes; }
+  bool owns(const void* address) const {
+    return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(data_) <
+           data_bytes_;
+  }
+  // The address is one that is owned.
+  std::size_t span_of(const void* address) const {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(address) - data_) /
+           layout::kSpanBytes;
   }
   // The take that is to come, so that 0 stands for none.
-  std::uint32_t epoch() const { return takes.load(std::memory_order_relaxed) + 1; }
+  std::uint32_t epoch() const { return takes_->load(std::memory_order_relaxed) + 1; }
 
  private:
+  HeapTables(Region& r, const layout::Geometry& g, SpanSupply s, ClearPolicy c);
+
   std::size_t volatile_index(std::size_t span, std::size_t index) const {
     const std::size_t group = index / layout::kWordsPerGroup;
     return (group * geometry.span_count + span) * layout::kWordsPerGroup +
            index % layout::kWordsPerGroup;
   }
+
+  // Every allocation asks for them.
+  std::byte* const base_;
+  layout::SpanEntry* const entries_;
+  std::byte* const bitmaps_;
+  std::byte* const data_;
+  const std::size_t data_bytes_;
+  const std::atomic<std::uint32_t>* const takes_;  // of the tracker
 };
 
 }  // namespace pagetide

@@ -81,10 +81,10 @@ bool ThreadHeap::take_reuse_word(HeapTables& tables, std::size_t size_class) {
     const std::size_t span = entry >> 6U;
     const std::size_t index = entry & 63U;
     // The span may have been released since, and come back to this class or not.
-    const SpanShared& shared = tables.shared[span];
+    SpanShared& shared = tables.shared[span];
     SpanState& state = tables.states[span];
     const std::uint64_t mask = std::uint64_t{1} << index;
-    if (shared.owner != number_ || shared.size_class != size_class || state.epoch != c.epoch ||
+    if (owner_of(shared) != number_ || shared.size_class != size_class || state.epoch != c.epoch ||
         (state.reuse_words & mask) == 0) {
       continue;
     }
@@ -164,7 +164,7 @@ bool ThreadHeap::choose_span(HeapTables& tables, std::size_t size_class) {
 bool ThreadHeap::use_any(HeapTables& tables, std::size_t size_class) {
   if (classes_[size_class].free_slots == 0) return false;
   for (std::size_t span = 0; span < tables.superblock().spans_used; ++span) {
-    if (tables.shared[span].owner != number_ || tables.shared[span].size_class != size_class ||
+    if (owner_of(tables.shared[span]) != number_ || tables.shared[span].size_class != size_class ||
         tables.states[span].free_slots == 0) {
       continue;
     }
@@ -204,11 +204,7 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
     tables.zero_word(span, i) = run->known_zero ? ~std::uint64_t{0} : 0;
   }
   tables.entry(span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
-  tables.shared[span] = {.owner = number_,
-                         .size_class = static_cast<std::uint8_t>(size_class),
-                         .tail_is_zero = run->known_zero,
-                         .next_freed = kNoSpan,
-                         .pending = 0};
+  claim(tables, span, size_class, run->known_zero);
   tables.states[span] = {};
   tables.states[span].free_slots = static_cast<std::uint16_t>(slots);
   tables.states[span].bucket = kUnlisted;
@@ -217,6 +213,14 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   c.free_slots += slots;
   make_current(tables, size_class, span);
   return true;
+}
+
+void ThreadHeap::claim(HeapTables& tables, std::size_t span, std::size_t size_class,
+                       bool tail_is_zero) {
+  SpanShared& shared = tables.shared[span];
+  shared.size_class = static_cast<std::uint8_t>(size_class);
+  shared.tail_is_zero = tail_is_zero;
+  set_owner(shared, number_);
 }
 
 void ThreadHeap::make_current(HeapTables&, std::size_t size_class, std::size_t span) {
@@ -336,7 +340,7 @@ void ThreadHeap::release(HeapTables& tables, std::size_t span, std::size_t size_
   c.slots -= slots;
   c.free_slots -= slots;
   tables.entry(span) = {};
-  tables.shared[span].owner = 0;
+  set_owner(tables.shared[span], 0);
   tables.supply.release(span, 1, is_zero ? RunContent::zero : RunContent::unknown);
 }
 
@@ -424,11 +428,7 @@ void ThreadHeap::adopt(HeapTables& tables, std::size_t span) {
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
     used += bit_count(load_shared(tables.word(span, i)));
   }
-  tables.shared[span] = {.owner = number_,
-                         .size_class = static_cast<std::uint8_t>(size_class),
-                         .tail_is_zero = false,
-                         .next_freed = kNoSpan,
-                         .pending = 0};
+  claim(tables, span, size_class, false);
   tables.states[span] = {};
   tables.states[span].bucket = kUnlisted;
   Class& c = classes_[size_class];

@@ -101,6 +101,7 @@ class ThreadHeap {
   bool use_listed(HeapTables& tables, std::size_t size_class, bool hot, std::size_t least_bucket);
   bool use_fresh(HeapTables& tables, std::size_t size_class);
   bool use_any(HeapTables& tables, std::size_t size_class);
+  void claim(HeapTables& tables, std::size_t span, std::size_t size_class, bool tail_is_zero);
   void make_current(HeapTables& tables, std::size_t size_class, std::size_t span);
   void leave_current(HeapTables& tables, std::size_t size_class);
   void put_word_back(HeapTables& tables, std::size_t size_class);

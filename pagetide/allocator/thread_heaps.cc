@@ -141,15 +141,11 @@ void ThreadHeaps::detach(std::uint64_t thread) {
 }
 
 void ThreadHeaps::settle() {
+  const RankedLock lock(mutex_);
   for (std::size_t i = 0; i < count_; ++i) {
     heaps_[i].drain(tables_);
     heaps_[i].put_words_back(tables_);
   }
-}
-
-ThreadHeap& ThreadHeaps::reset() {
-  for (std::size_t i = 0; i < count_; ++i) heaps_[i].forget();
-  return heaps_[1];
 }
 
 void ThreadHeaps::lock_for_fork() {

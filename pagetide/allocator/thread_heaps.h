@@ -20,7 +20,10 @@ struct ThreadHeapLink {
   ThreadHeap* thread_heap;
 };
 inline constexpr std::size_t kThreadHeapLinks = 4;
-extern constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks> thread_heap_links;
+// Found without a call: a library that is loaded with the program has room for such variables.
+[[gnu::tls_model(
+    "initial-exec")]] extern constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks>
+    thread_heap_links;
 
 }  // namespace detail
 
@@ -52,11 +55,16 @@ class ThreadHeaps {
   }
   ThreadHeap& by_number(std::uint32_t number) { return heaps_[number - 1]; }
 
-  // --- only while no other thread is inside the heap ---
+  // --- only while no other thread is inside the heap; threads may end meanwhile ---
   // Takes in all frees of other threads, and puts all words back.
   void settle();
-  // Forgets all spans, in whatever heap they are; the one that is returned shall adopt them.
-  ThreadHeap& reset();
+  // Forgets all spans, in whatever heap they are, and calls adopt(the one that shall have them).
+  template <typename Adopt>
+  auto reset(Adopt&& adopt) {
+    const RankedLock lock(mutex_);
+    for (std::size_t i = 0; i < count_; ++i) heaps_[i].forget();
+    return adopt(heaps_[1]);
+  }
 
  private:
   friend struct ThreadHeapRegistry;

@@ -92,6 +92,8 @@ class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
     RandomSource random(seed);
     std::vector<Block> own;
     for (std::size_t step = 0; step < steps && !stop_; ++step) {
+      // The C library's lock would let busy readers starve the one who wants it alone.
+      while (wanted_alone_) std::this_thread::yield();
       const std::shared_lock guard(writers_);
       for (int i = 0; i < 50; ++i) {
         if (own.size() < 200 && random.one_in(2)) {
@@ -136,6 +138,7 @@ class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
   TestHeap heap_{256_MiB};
   std::array<Place, kExchange> places_;
   std::shared_mutex writers_;  // held exclusively while the heap is looked at
+  std::atomic<bool> wanted_alone_ = false;
   std::atomic<bool> stop_ = false;
   std::atomic<int> broken_ = 0;
 };
@@ -165,7 +168,9 @@ TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
     // Epochs advance while they run.
     must(heap_.region().tracker().collect(heap_.region().watch(), CollectMode::take));
     if (!random.one_in(4)) continue;
+    wanted_alone_ = true;
     const std::unique_lock hold(writers_);
+    wanted_alone_ = false;
     const auto stats = heap_->check();
     ASSERT_TRUE(stats) << stats.error().message();
     // As after a rollback: everybody's heap is gone, and what is in the region counts.

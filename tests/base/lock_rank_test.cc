@@ -34,7 +34,7 @@ TEST(RankedMutexTest, lets_one_thread_in_at_a_time) {
 
 TEST(RankedMutexTest, may_be_taken_in_ascending_order_and_released_in_any) {
   RankedMutex low(LockRank::store, "store");
-  RankedMutex middle(LockRank::heap_class, "heap class");
+  RankedMutex middle(LockRank::heap_threads, "heap threads");
   RankedMutex high(LockRank::tracker, "tracker");
   for (int round = 0; round < 2; ++round) {
     low.lock();
@@ -44,8 +44,8 @@ TEST(RankedMutexTest, may_be_taken_in_ascending_order_and_released_in_any) {
     low.unlock();
     high.unlock();
   }
-  EXPECT_EQ(middle.rank(), LockRank::heap_class);
-  EXPECT_STREQ(middle.name(), "heap class");
+  EXPECT_EQ(middle.rank(), LockRank::heap_threads);
+  EXPECT_STREQ(middle.name(), "heap threads");
 }
 
 // Nothing is checked in other builds, so there is nothing to test either.
@@ -64,15 +64,15 @@ void take_both(RankedMutex& first, RankedMutex& second) {
 }
 
 TEST(RankedMutexDeathTest, a_lower_rank_after_a_higher_one_aborts_with_both_names) {
-  RankedMutex low(LockRank::heap_class, "heap class");
+  RankedMutex low(LockRank::heap_threads, "heap threads");
   RankedMutex high(LockRank::heap_spans, "heap spans");
   EXPECT_EXIT(take_both(high, low), KilledBySignal(SIGABRT),
-              Eq("pagetide: lock order: heap class taken while holding heap spans\n"));
+              Eq("pagetide: lock order: heap threads taken while holding heap spans\n"));
 }
 
 TEST(RankedMutexDeathTest, two_of_one_rank_abort) {
-  RankedMutex one(LockRank::heap_class, "class one");
-  RankedMutex other(LockRank::heap_class, "class two");
+  RankedMutex one(LockRank::heap_threads, "class one");
+  RankedMutex other(LockRank::heap_threads, "class two");
   EXPECT_EXIT(take_both(one, other), KilledBySignal(SIGABRT),
               Eq("pagetide: lock order: class two taken while holding class one\n"));
 }

@@ -1,0 +1,47 @@
+#include "pagetide/allocator/heap_tables.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace pagetide {
+
+HeapTables::HeapTables(Region& r, const layout::Geometry& g, SpanSupply s, ClearPolicy c)
+    : region(r),
+      geometry(g),
+      supply(std::move(s)),
+      clear(c),
+      base_(r.base()),
+      entries_(reinterpret_cast<layout::SpanEntry*>(base_ + g.spans_offset)),
+      bitmaps_(base_ + g.bitmaps_offset),
+      data_(base_ + g.data_offset),
+      data_bytes_(g.span_count * layout::kSpanBytes),
+      takes_(&r.tracker().take_count()) {}
+
+Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
+  if (region.range().begin % layout::kSpanBytes != 0) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("a heap's base must be a multiple of {} bytes; {:#x} is not.",
+                               layout::kSpanBytes, region.range().begin));
+  }
+  auto geometry = layout::geometry_for(region.range().size);
+  if (!geometry) return propagate(geometry);
+  auto supply = SpanSupply::create(region, *geometry);
+  if (!supply) return propagate(supply);
+  HeapTables tables(region, *geometry, std::move(*supply), clear);
+  auto shared = VirtualArray<SpanShared>::create(geometry->span_count);
+  if (!shared) return propagate(shared);
+  tables.shared = std::move(*shared);
+  auto states = VirtualArray<SpanState>::create(geometry->span_count);
+  if (!states) return propagate(states);
+  tables.states = std::move(*states);
+  for (VirtualArray<std::uint64_t>* bits : {&tables.zero, &tables.remote}) {
+    auto words = VirtualArray<std::uint64_t>::create(geometry->span_count * layout::kBitmapGroups *
+                                                     layout::kWordsPerGroup);
+    if (!words) return propagate(words);
+    *bits = std::move(*words);
+  }
+  return tables;
+}
+
+}  // namespace pagetide
