@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pagetide/allocator/heap_race_points.h"
+#include "pagetide/base/fatal.h"
 
 namespace pagetide {
 
@@ -393,6 +394,7 @@ void ThreadHeap::drain(HeapTables& tables) {
   while (link != kNoSpan) {
     const std::size_t span = link - 1;
     SpanShared& shared = tables.shared[span];
+    if (owner_of(shared) != number_) fatal("heap corruption: a freed span has another owner");
     link = shared.next_freed;
     race_point();
     std::uint64_t words = std::atomic_ref(shared.pending).exchange(0, std::memory_order_acq_rel);

@@ -187,8 +187,8 @@ TEST(HeapThreadEndTest, what_a_thread_leaves_is_used_by_the_next_one) {
   const TestHeap heap;
   for (int i = 0; i < 200; ++i) {
     std::thread([&] {
-      std::vector<void*> blocks;
-      for (int n = 0; n < 100; ++n) blocks.push_back(heap->allocate(1000));
+      std::vector<void*> blocks(100);
+      for (void*& block : blocks) block = heap->allocate(1000);
       for (void* block : blocks) heap->deallocate(block);
     }).join();
   }
@@ -247,8 +247,8 @@ TEST(HeapThreadEndTest, a_heap_may_end_before_the_threads_that_used_it) {
 }
 
 TEST(HeapManyTest, one_thread_uses_many_heaps_in_turn) {
-  std::vector<std::unique_ptr<TestHeap>> heaps;
-  for (int i = 0; i < 9; ++i) heaps.push_back(std::make_unique<TestHeap>(4_MiB));
+  std::vector<std::unique_ptr<TestHeap>> heaps(9);
+  for (auto& heap : heaps) heap = std::make_unique<TestHeap>(4_MiB);
   RandomSource random;
   std::vector<std::pair<TestHeap*, void*>> blocks;
   for (std::size_t i = 0; i < scaled(20'000); ++i) {
