@@ -77,7 +77,7 @@ std::unique_ptr<Workload> make_small_churn(Scale scale) {
   // The product of two uniform numbers: half of the sizes are below 110 bytes.
   const auto draw = [](Random& random) { return 16 + random.below(1 + random.below(497)); };
   return std::make_unique<Churn>(
-      ChurnPlan{scale.of(50'000), scale.of(600'000), draw_sizes(draw), false});
+      ChurnPlan{scale.of(50'000), scale.of(400'000), draw_sizes(draw), false});
 }
 
 std::unique_ptr<Workload> make_pareto(Scale scale) {
@@ -88,7 +88,7 @@ std::unique_ptr<Workload> make_pareto(Scale scale) {
     return std::min(static_cast<std::size_t>(size), 64_KiB);
   };
   return std::make_unique<Churn>(
-      ChurnPlan{scale.of(20'000), scale.of(800'000), draw_sizes(draw), false});
+      ChurnPlan{scale.of(20'000), scale.of(500'000), draw_sizes(draw), false});
 }
 
 std::unique_ptr<Workload> make_large(Scale scale) {

@@ -23,7 +23,7 @@ struct Epochs {
   unsigned period_ms;
   unsigned count;
 };
-constexpr std::array<Epochs, 2> kEpochs = {{{"_1s", 1000, 1}, {"_100ms", 100, 3}}};
+constexpr std::array<Epochs, 2> kEpochs = {{{"_1s", 1000, 1}, {"_100ms", 100, 2}}};
 
 WorkerCall call_of(const HeapEntrant& entrant, std::string_view workload, double percent) {
   return {{"--source=" + entrant.source, fmt::format("--workload={}", workload),
