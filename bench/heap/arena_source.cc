@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "bench/heap/source.h"
+#include "pagetide/base/bytes.h"
+
+namespace pagetide::bench {
+
+namespace {
+
+using namespace literals;
+
+// Functions of the table take no object.
+Arena* the_arena = nullptr;
+
+void* allocate(std::size_t bytes) {
+  const Result<void*> block = the_arena->allocate(bytes);
+  return block ? *block : nullptr;
+}
+
+void deallocate(void* block) {
+  the_arena->deallocate(block);
+}
+
+// An arena has no reallocate() of its own.
+void* reallocate(void* block, std::size_t old_bytes, std::size_t new_bytes) {
+  void* larger = allocate(new_bytes);
+  if (larger == nullptr) return nullptr;
+  std::memcpy(larger, block, std::min(old_bytes, new_bytes));
+  deallocate(block);
+  return larger;
+}
+
+class ArenaSource final : public OpenSource {
+ public:
+  explicit ArenaSource(Arena arena) : arena_(std::move(arena)) { the_arena = &arena_; }
+  ~ArenaSource() override { the_arena = nullptr; }
+
+  Source table() const override { return {&allocate, &deallocate, &reallocate}; }
+  Arena* arena() override { return &arena_; }
+
+ private:
+  Arena arena_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<OpenSource>> open_arena_source(ClearPolicy clear) {
+  ArenaOptions options;
+  options.name = "bench_heap";
+  options.reserve_bytes = 4_GiB;
+  options.clear = clear;
+  // The others that `automatic` may choose miss pages that were written with what they held.
+  options.backend = BackendKind::uffd_async;
+  auto arena = Arena::create(options);
+  if (!arena) return propagate(arena);
+  return std::make_unique<ArenaSource>(std::move(*arena));
+}
+
+}  // namespace pagetide::bench

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "bench/heap/source.h"
+#include "bench/heap/workload.h"
+#include "pagetide/base/error.h"
+
+namespace pagetide::bench {
+
+// An epoch's work on the live objects.
+struct DirtyPhase {
+  std::size_t replaced = 0;  // freed at random, each followed by a new one
+  std::size_t updated = 0;   // live ones that are written to, at random
+
+  friend bool operator==(const DirtyPhase&, const DirtyPhase&) = default;
+};
+
+struct DirtyCounts {
+  DirtyPhase phase;
+  // Medians of the epochs.
+  double seconds = 0;
+  double dirty_pages = 0;
+  double memory_pages = 0;  // populated, of all that counts
+  std::size_t rss_kib = 0;  // see process_facts.h
+};
+
+// How many pages an epoch dirties of all that an allocator holds, blocks and metadata, in the
+// mappings that ProcessPages names. An arena is watched by its own tracker, and what it has outside
+// of its region counts as another allocator's memory does.
+//
+// A million live objects of 16 to 256 bytes. Four phases follow one another on the same objects:
+// 10 000 and 50 000 replacements an epoch, each without and with updates of 1 % of the objects. New
+// objects are filled; an update changes 8 bytes at both ends. Two epochs of a phase come before
+// those that count.
+Result<std::vector<DirtyCounts>> measure_dirty_pages(OpenSource& heap, Scale scale);
+
+}  // namespace pagetide::bench

@@ -1,0 +1,30 @@
+#include "bench/heap/source.h"
+
+#include <fmt/format.h>
+
+namespace pagetide::bench {
+
+Result<std::unique_ptr<OpenSource>> open_source(std::string_view name) {
+  if (name == "malloc") return open_malloc_source();
+  if (name == "arena_clears") return open_arena_source(ClearPolicy::on_free);
+  if (name == "arena_keeps") return open_arena_source(ClearPolicy::never);
+  if (name == "interprocess") return open_interprocess_source();
+  if (name == "pmemobj") return open_pmemobj_source();
+  return failure(ErrorCode::invalid_argument, fmt::format("there is no source '{}'", name));
+}
+
+// What the build has no library for; the others are in files of their own.
+
+#if !defined(PAGETIDE_HAS_INTERPROCESS)
+Result<std::unique_ptr<OpenSource>> open_interprocess_source() {
+  return failure(ErrorCode::unsupported, "built without Boost.Interprocess");
+}
+#endif
+
+#if !defined(PAGETIDE_HAS_PMEMOBJ)
+Result<std::unique_ptr<OpenSource>> open_pmemobj_source() {
+  return failure(ErrorCode::unsupported, "built without libpmemobj");
+}
+#endif
+
+}  // namespace pagetide::bench
