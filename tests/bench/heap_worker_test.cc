@@ -100,8 +100,10 @@ TEST_P(DirtyPagesTest, counts_pages_of_every_phase) {
     const double memory = phase.at("memory_pages");
     EXPECT_GE(memory, 340);
     EXPECT_LE(dirty, memory);
-    // Random blocks lie in different pages, nearly all of them.
-    EXPECT_GE(dirty, phase.at("replaced") > 100 ? 200 : 70);
+    // Random blocks lie in different pages, nearly all of them. An arena that does not clear frees
+    // them without writing there, and makes the new ones side by side.
+    const double least = phase.at("replaced") > 100 ? 200 : 70;
+    EXPECT_GE(dirty, GetParam() == "arena_keeps" ? least / 4 : least);
   }
   // Updates dirty further pages.
   EXPECT_GT(phases[1].at("dirty_pages"), phases[0].at("dirty_pages"));
