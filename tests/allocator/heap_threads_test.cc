@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -181,6 +182,50 @@ TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
   free_all();
   EXPECT_EQ(broken_, 0);
   EXPECT_EQ(must(heap_->check()).live_blocks, 0U);
+}
+
+// Spans of two words, whose slots are freed in the order in which they were handed out, by whoever
+// is next: they become empty, and go from thread to thread, while frees into them are on their way.
+TEST(HeapThreadsEmptySpansTest, spans_change_hands_when_nobody_is_at_work_on_them) {
+  const RacePoints race_points;
+  constexpr std::size_t kThreads = 6;
+  constexpr std::size_t kBytes = 896;
+  const TestHeap heap(64_MiB, ClearPolicy::never);
+  std::mutex mutex;
+  std::deque<std::uint64_t*> queue;
+  std::atomic<int> broken = 0;
+  const auto put = [&] {
+    auto* block = static_cast<std::uint64_t*>(heap->allocate(kBytes));
+    *block = pattern(block, 1);
+    const std::lock_guard lock(mutex);
+    queue.push_back(block);
+  };
+  const auto free_next = [&] {
+    std::uint64_t* block = nullptr;
+    {
+      const std::lock_guard lock(mutex);
+      if (queue.empty()) return;
+      block = queue.front();
+      queue.pop_front();
+    }
+    if (*block != pattern(block, 1)) ++broken;
+    heap->deallocate(block);
+  };
+  std::vector<std::thread> threads(kThreads);
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads[t] = std::thread([&, t] {
+      RandomSource random(t);
+      for (std::size_t step = 0; step < scaled(2000); ++step) {
+        const std::size_t count = random.between(1, 200);
+        for (std::size_t i = 0; i < count; ++i) put();
+        for (std::size_t i = 0; i < count; ++i) free_next();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  while (!queue.empty()) free_next();
+  EXPECT_EQ(broken, 0);
+  EXPECT_EQ(must(heap->check()).live_blocks, 0U);
 }
 
 TEST(HeapThreadEndTest, what_a_thread_leaves_is_used_by_the_next_one) {
