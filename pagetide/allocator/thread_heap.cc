@@ -406,6 +406,10 @@ void ThreadHeap::drain(HeapTables& tables) {
       const std::uint64_t freed =
           std::atomic_ref(tables.remote_word(span, index)).exchange(0, std::memory_order_acquire);
       std::uint64_t& bits = tables.word(span, index);
+      if ((freed & ~load_shared(bits)) != 0) {
+        fatal_at("heap corruption: double free in the span at ", tables.span_data(span),
+                 ": by its own thread and by another");
+      }
       store_shared(bits, load_shared(bits) & ~freed);
       const std::uint64_t zero = tables.clear != ClearPolicy::never ? freed : 0;
       Word& word = classes_[size_class].word;

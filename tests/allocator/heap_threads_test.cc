@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -289,6 +290,22 @@ TEST(HeapThreadEndTest, a_heap_may_end_before_the_threads_that_used_it) {
   heap.reset();
   step = 2;
   thread.join();
+}
+
+// By another thread and then by its own, before the heap has heard of the first.
+void free_twice(Heap& heap) {
+  void* block = heap.allocate(100);
+  std::thread([&] { heap.deallocate(block); }).join();
+  heap.deallocate(block);
+  heap.settle();
+}
+
+TEST(HeapThreadsDeathTest, a_double_free_by_two_threads_is_found_when_they_meet) {
+  const TestHeap heap;
+  EXPECT_EXIT(
+      free_twice(*heap), testing::KilledBySignal(SIGABRT),
+      "^pagetide: heap corruption: double free in the span at 0x[0-9a-f]+: by its own thread "
+      "and by another\n$");
 }
 
 TEST(HeapManyTest, one_thread_uses_many_heaps_in_turn) {
