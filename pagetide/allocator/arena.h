@@ -42,7 +42,8 @@ struct ArenaOrigin {
 // process, or by opening a snapshot in a new one, at the same address, with every raw pointer
 // inside still valid.
 //
-// What may be stored: plain data, pointers into the same arena, pmr containers over resource().
+// What may be stored: plain data, pointers into the same arena, containers over resource(): those
+// of std::pmr, or with pagetide::allocator.
 // What may not: pointers out of the arena (they dangle in the next process), mutexes that are
 // held, file descriptors. Objects with virtual functions, std::function and function pointers
 // are code addresses: they survive only into the same build of the program loaded at the same

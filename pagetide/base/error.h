@@ -9,7 +9,8 @@
 #include "pagetide/base/export.h"
 
 // Errors are values. A function that can fail returns Result<T>; nothing of the library throws
-// across its API, except std::bad_alloc where the C++ standard demands it (memory_resource).
+// across its API, except std::bad_alloc where the C++ standard demands it (memory_resource and
+// allocator).
 
 namespace pagetide {
 
