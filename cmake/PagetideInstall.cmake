@@ -7,6 +7,9 @@ install(TARGETS pagetide_shared pagetide_static pagetide_headers pagetide_cli
 # Public headers; what only the library itself includes stays at home.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp"
+  PATTERN "base/c_border.h" EXCLUDE
+  PATTERN "base/c_numbers.h" EXCLUDE
+  PATTERN "base/c_structs.h" EXCLUDE
   PATTERN "base/fatal.h" EXCLUDE
   PATTERN "base/hash.h" EXCLUDE
   PATTERN "base/syscalls.h" EXCLUDE
@@ -17,6 +20,9 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/disabled_features.h" EXCLUDE
   PATTERN "tracker/hot_pages.h" EXCLUDE
   PATTERN "tracker/page_bits.h" EXCLUDE
+  PATTERN "tracker/tracker_c_handles.h" EXCLUDE
+  PATTERN "tracker/tracker_c_numbers.h" EXCLUDE
+  PATTERN "tracker/tracker_c_options.h" EXCLUDE
   PATTERN "tracker/watched_range.h" EXCLUDE
   PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE

@@ -2,4 +2,5 @@
 
 // Everything of the C API, for C11 and C++. The C++ API is in pagetide/pagetide.hpp.
 
+#include "pagetide/base/error_c.h"
 #include "pagetide/tracker/tracker_c.h"

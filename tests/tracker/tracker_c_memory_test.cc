@@ -8,34 +8,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
-#include <new>
 
 #include "pagetide/pagetide.h"
+#include "tests/support/failing_new.h"
 #include "tests/tracker/allocation_guard.h"
 #include "tests/tracker/tracker_c_support.h"
-
-namespace {
-
-// How many more times operator new works for this thread.
-constinit thread_local std::size_t allocations_left = SIZE_MAX;
-
-}  // namespace
-
-// Kept out of line: GCC 12 takes an inlined half of the pair for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  if (allocations_left == 0) throw std::bad_alloc();
-  --allocations_left;
-  if (void* block = std::malloc(size); block != nullptr) return block;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* block) noexcept {
-  std::free(block);
-}
-[[gnu::noinline]] void operator delete(void* block, std::size_t) noexcept {
-  std::free(block);
-}
 
 namespace pagetide {
 namespace {
@@ -102,19 +80,15 @@ TEST(TrackerCMemory, the_count_of_allocations_counts) {
 }
 #endif
 
-// Calls until it succeeds, with one more allocation each time; how often it failed. Every failure
-// must be out_of_memory.
+// Every failure must be out_of_memory.
 int count_failures(const std::function<int()>& call) {
-  for (int failures = 0;; ++failures) {
-    allocations_left = static_cast<std::size_t>(failures);
-    const int result = call();
-    allocations_left = SIZE_MAX;
-    if (result >= 0) return failures;
+  return count_failed_allocations(call, [](int result) {
+    if (result >= 0) return false;
     EXPECT_EQ(result, PAGETIDE_OUT_OF_MEMORY) << last_message();
     EXPECT_EQ(last_message(), "the program is out of memory.");
     EXPECT_EQ(pagetide_last_errno(), ENOMEM);
-    if (result != PAGETIDE_OUT_OF_MEMORY) return failures;
-  }
+    return result == PAGETIDE_OUT_OF_MEMORY;
+  });
 }
 
 TEST_P(TrackerCMemoryOf, running_out_of_memory_is_an_error_and_the_call_can_be_repeated) {

@@ -5,25 +5,18 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "pagetide/pagetide.h"
+#include "tests/support/c_api.h"
 #include "tests/support/mapping.h"
 #include "tests/support/page_sets.h"
 #include "tests/support/watched_memory.h"
 
 namespace pagetide {
-
-inline void must_c(int result) {
-  if (result >= 0) return;
-  std::fprintf(stderr, "unexpected error: %s\n", pagetide_last_error_message());
-  std::abort();
-}
 
 using TrackerHandle = std::unique_ptr<pagetide_tracker, decltype(&pagetide_tracker_destroy)>;
 using CollectedHandle = std::unique_ptr<pagetide_collected, decltype(&pagetide_collected_destroy)>;
@@ -71,10 +64,6 @@ inline pagetide_tracker_stats stats_of(const pagetide_tracker* tracker) {
   stats.size = sizeof stats;
   must_c(pagetide_tracker_get_stats(tracker, &stats));
   return stats;
-}
-
-inline std::string last_message() {
-  return pagetide_last_error_message();
 }
 
 // Memory that a C tracker watches.
