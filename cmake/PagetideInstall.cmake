@@ -25,6 +25,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/tracker_c_options.h" EXCLUDE
   PATTERN "tracker/watched_range.h" EXCLUDE
   PATTERN "tracker/word_masks.h" EXCLUDE
+  PATTERN "allocator/arena_c_handle.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
   PATTERN "allocator/heap_race_points.h" EXCLUDE

@@ -2,5 +2,6 @@
 
 // Everything of the C API, for C11 and C++. The C++ API is in pagetide/pagetide.hpp.
 
+#include "pagetide/allocator/arena_c.h"
 #include "pagetide/base/error_c.h"
 #include "pagetide/tracker/tracker_c.h"

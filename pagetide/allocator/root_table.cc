@@ -38,19 +38,28 @@ Result<Root> RootTable::find(std::string_view name) const {
   return root_of(*entry);
 }
 
-Result<void> RootTable::insert(const Root& root) {
-  if (root.name.empty() || root.name.size() >= layout::kRootNameBytes ||
-      root.name.find('\0') != std::string::npos) {
-    return failure(
-        ErrorCode::invalid_argument,
-        fmt::format("'{}' cannot name a root: a name has 1 to {} bytes and no zero byte.",
-                    root.name, layout::kRootNameBytes - 1));
+namespace {
+
+Result<void> check_name(const std::string& name) {
+  if (!name.empty() && name.size() < layout::kRootNameBytes &&
+      name.find('\0') == std::string::npos) {
+    return {};
   }
-  const RankedLock lock(mutex_);
-  if (slot_of(root.name) != nullptr) {
-    return failure(ErrorCode::already_exists,
-                   fmt::format("the arena already has a root named '{}'.", root.name));
-  }
+  return failure(ErrorCode::invalid_argument,
+                 fmt::format("'{}' cannot name a root: a name has 1 to {} bytes and no zero byte.",
+                             name, layout::kRootNameBytes - 1));
+}
+
+void point_to(layout::RootEntry& entry, const Root& root) {
+  entry.address = reinterpret_cast<std::uint64_t>(root.address);
+  entry.type_hash = root.type_hash;
+  entry.size_bytes = root.size_bytes;
+}
+
+}  // namespace
+
+// Under the lock.
+Result<void> RootTable::fill_free(const Root& root) {
   layout::RootEntry* free_entry = slot_of({});
   if (free_entry == nullptr) {
     return failure(
@@ -59,10 +68,27 @@ Result<void> RootTable::insert(const Root& root) {
                     "container that is one root.",
                     layout::kRootCapacity));
   }
-  free_entry->address = reinterpret_cast<std::uint64_t>(root.address);
-  free_entry->type_hash = root.type_hash;
-  free_entry->size_bytes = root.size_bytes;
+  point_to(*free_entry, root);
   root.name.copy(free_entry->name.data(), free_entry->name.size());
+  return {};
+}
+
+Result<void> RootTable::insert(const Root& root) {
+  if (auto r = check_name(root.name); !r) return r;
+  const RankedLock lock(mutex_);
+  if (slot_of(root.name) != nullptr) {
+    return failure(ErrorCode::already_exists,
+                   fmt::format("the arena already has a root named '{}'.", root.name));
+  }
+  return fill_free(root);
+}
+
+Result<void> RootTable::set(const Root& root) {
+  if (auto r = check_name(root.name); !r) return r;
+  const RankedLock lock(mutex_);
+  layout::RootEntry* entry = slot_of(root.name);
+  if (entry == nullptr) return fill_free(root);
+  point_to(*entry, root);
   return {};
 }
 

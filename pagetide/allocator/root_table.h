@@ -30,11 +30,14 @@ class PAGETIDE_API RootTable {
   Result<Root> find(std::string_view name) const;
   // already_exists, invalid_argument (name), out_of_memory (table full).
   Result<void> insert(const Root& root);
+  // The same, but takes the place of a root that has the name already.
+  Result<void> set(const Root& root);
   Result<void> erase(std::string_view name);
   std::vector<Root> list() const;
 
  private:
   layout::RootEntry* slot_of(std::string_view name) const;
+  Result<void> fill_free(const Root& root);
 
   mutable RankedMutex mutex_{LockRank::heap_roots, "heap roots"};
   layout::RootEntry* entries_;

@@ -68,6 +68,26 @@ TEST_F(RootTableTest, a_name_can_be_used_once_at_a_time) {
   EXPECT_EQ(must(table_.find("index")).size_bytes, 4U);
 }
 
+TEST_F(RootTableTest, set_takes_the_place_of_what_has_the_name) {
+  must(table_.set(root("index", 3)));
+  must(table_.insert(root("log", 5)));
+  must(table_.set(root("index", 4)));
+  expect_equal(must(table_.find("index")), root("index", 4));
+  expect_equal(must(table_.find("log")), root("log", 5));
+  EXPECT_EQ(table_.list().size(), 2U);
+}
+
+TEST_F(RootTableTest, set_refuses_what_insert_refuses) {
+  for (const std::string& wrong : {std::string(), std::string(40, 'n'), std::string("a\0b", 3)}) {
+    const auto r = table_.set(root(wrong));
+    ASSERT_FALSE(r);
+    EXPECT_EQ(r.error().message(), table_.insert(root(wrong)).error().message());
+  }
+  for (std::size_t i = 0; i < kRootCapacity; ++i) must(table_.set(root(numbered(i))));
+  EXPECT_EQ(table_.set(root("one too many")).error().code(), ErrorCode::out_of_memory);
+  EXPECT_TRUE(table_.set(root(numbered(7), 8)));
+}
+
 TEST_F(RootTableTest, names_have_1_to_39_bytes_and_no_zero) {
   EXPECT_TRUE(table_.insert(root(std::string(39, 'n'))));
   EXPECT_TRUE(table_.find(std::string(39, 'n')));
