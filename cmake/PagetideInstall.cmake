@@ -39,6 +39,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "snapshot/format.h" EXCLUDE
   PATTERN "snapshot/page_map.h" EXCLUDE
   PATTERN "snapshot/segment.h" EXCLUDE
+  PATTERN "snapshot/store_c_handle.h" EXCLUDE
   PATTERN "snapshot/store_impl.h" EXCLUDE)
 install(EXPORT pagetide-targets NAMESPACE pagetide:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/pagetide)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/pagetide-config.cmake.in

@@ -4,4 +4,5 @@
 
 #include "pagetide/allocator/arena_c.h"
 #include "pagetide/base/error_c.h"
+#include "pagetide/snapshot/snapshot_c.h"
 #include "pagetide/tracker/tracker_c.h"
