@@ -122,6 +122,22 @@ Result<ByteRange> choose_and_reserve(std::size_t size) {
       fmt::format("no free address range of {} bytes; reserve less, or name a base.", size));
 }
 
+// Gives addresses back that have not found their owner: where memory runs out on the way.
+class ReservedRange {
+ public:
+  explicit ReservedRange(ByteRange range) : range_(range) {}
+  ReservedRange(const ReservedRange&) = delete;
+  ReservedRange& operator=(const ReservedRange&) = delete;
+  ~ReservedRange() {
+    if (!owned_) sys::release_address_range(range_);
+  }
+  void set_owned() { owned_ = true; }
+
+ private:
+  ByteRange range_;
+  bool owned_ = false;
+};
+
 }  // namespace
 
 struct Region::Impl {
@@ -200,7 +216,9 @@ Result<Region> Region::reserve(const RegionOptions& options) {
     if (!chosen) return propagate(chosen);
     range = *chosen;
   }
+  ReservedRange reserved(range);
   auto impl = std::make_unique<Impl>(range, std::move(*tracker), options.prefill);
+  reserved.set_owned();
   auto watch = impl->tracker.watch(range);
   if (!watch) return propagate(watch);
   impl->watch = *watch;

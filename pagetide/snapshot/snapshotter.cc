@@ -58,6 +58,24 @@ class Stop {
   bool ended_ = false;
 };
 
+// Gives back to the tracker what was collected, unless it came to its use: also where memory runs
+// out on the way.
+class CollectedPages {
+ public:
+  CollectedPages(Arena& arena, const Collected& collected) : arena_(arena), collected_(collected) {}
+  CollectedPages(const CollectedPages&) = delete;
+  CollectedPages& operator=(const CollectedPages&) = delete;
+  ~CollectedPages() {
+    if (!used_) arena_.tracker().put_back(arena_.region().watch(), collected_);
+  }
+  void set_used() { used_ = true; }
+
+ private:
+  Arena& arena_;
+  const Collected& collected_;
+  bool used_ = false;
+};
+
 // What is seen of the heap inside the stop, besides its pages.
 struct HeapFacts {
   std::uint64_t heap_bytes = 0;
@@ -348,6 +366,7 @@ Result<SnapshotId> Snapshotter::take() {
   s.draft->clear();
   s.staged_bytes = 0;
   const TidyStaging tidy{s};
+  CollectedPages pages(s.arena, s.collected);
   SegmentWriter segment = s.store.new_segment();
   HeapFacts facts;
   Result<void> captured;
@@ -359,15 +378,14 @@ Result<SnapshotId> Snapshotter::take() {
   }
   if (!captured) {
     segment.discard();
-    s.arena.tracker().put_back(s.arena.region().watch(), s.collected);
     return propagate(captured);
   }
   auto id = s.commit(facts, stop_ns, segment);
   if (!id) {
-    s.arena.tracker().put_back(s.arena.region().watch(), s.collected);
     return tl::unexpected<Error>(std::move(id).error().with_context(
         fmt::format("cannot commit a snapshot to {}", s.store.path)));
   }
+  pages.set_used();
   s.base_id = *id;
   s.arena.set_origin({s.store.root.uuid, *id});
   s.arena.tracker().report_unchanged(s.arena.region().watch(), s.unchanged);
@@ -436,18 +454,20 @@ Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& s
   }
   if (auto r = Heap::commit_image(arena.region(), target.end() * page_bytes); !r) return r;
 
-  at = 0;
-  for (const format::Extent& extent : sources) {
-    std::memcpy(arena.range().data() + extent.first_page * page_bytes, content->span().data() + at,
-                extent.page_count * page_bytes);
-    at += extent.page_count * page_bytes;
-  }
   DirtyBitmap zeros = differing;
   for (const format::Extent& extent : sources)
     zeros.reset_range({extent.first_page, extent.page_count});
   stats.restored_pages = differing.count();
   stats.zero_pages = zeros.count();
   zeros -= collected.zeroed;  // these are zero already
+
+  // From here on nothing fails, and nothing is allocated.
+  at = 0;
+  for (const format::Extent& extent : sources) {
+    std::memcpy(arena.range().data() + extent.first_page * page_bytes, content->span().data() + at,
+                extent.page_count * page_bytes);
+    at += extent.page_count * page_bytes;
+  }
   zeros.for_each_run(
       [&](PageRange run) { zero_run(arena.region(), run.bytes_from(region_begin())); });
   return {};
@@ -471,16 +491,15 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   const WatchId watch = s.arena.region().watch();
 
   RollbackStats stats;
+  CollectedPages pages(s.arena, s.collected);
   Stop stop(s.options.quiesce);
   const UsedRanges before = s.arena.heap().used_ranges();
   if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
     return propagate(r);
   }
   s.widen_to_base(before);
-  if (auto r = s.put_back(target, stats); !r) {
-    tracker.put_back(watch, s.collected);
-    return propagate(r);
-  }
+  if (auto r = s.put_back(target, stats); !r) return propagate(r);
+  pages.set_used();
   if (other) s.base = std::move(*other);
   s.base_id = id.value;
   s.arena.set_origin({s.store.root.uuid, id.value});
