@@ -2,7 +2,7 @@
 add_library(pagetide_options INTERFACE)
 target_compile_options(pagetide_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
-  -Wold-style-cast -Woverloaded-virtual -Wcast-align -Wnull-dereference -fno-omit-frame-pointer)
+  -Wold-style-cast -Woverloaded-virtual -Wcast-align -Wnull-dereference -fno-omit-frame-pointer -momit-leaf-frame-pointer)
 if(PAGETIDE_WERROR)
   target_compile_options(pagetide_options INTERFACE -Werror)
 endif()

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "bench/heap/source.h"
@@ -23,13 +21,9 @@ void deallocate(void* block) {
   the_arena->deallocate(block);
 }
 
-// An arena has no reallocate() of its own.
-void* reallocate(void* block, std::size_t old_bytes, std::size_t new_bytes) {
-  void* larger = allocate(new_bytes);
-  if (larger == nullptr) return nullptr;
-  std::memcpy(larger, block, std::min(old_bytes, new_bytes));
-  deallocate(block);
-  return larger;
+void* reallocate(void* block, std::size_t, std::size_t new_bytes) {
+  const Result<void*> moved = the_arena->reallocate(block, new_bytes);
+  return moved ? *moved : nullptr;
 }
 
 class ArenaSource final : public OpenSource {

@@ -6,6 +6,7 @@ namespace pagetide::bench {
 
 Result<std::unique_ptr<OpenSource>> open_source(std::string_view name) {
   if (name == "malloc") return open_malloc_source();
+  if (name == "arena") return open_arena_source(ClearPolicy::deferred);
   if (name == "arena_clears") return open_arena_source(ClearPolicy::on_free);
   if (name == "arena_keeps") return open_arena_source(ClearPolicy::never);
   if (name == "interprocess") return open_interprocess_source();

@@ -37,7 +37,8 @@ class OpenSource {
 };
 
 // `malloc`         what the process has: glibc's, or that of a preloaded library
-// `arena_clears`   an arena under ClearPolicy::on_free, as it is made by default
+// `arena`          an arena as it is made by default, under ClearPolicy::deferred
+// `arena_clears`   the same under ClearPolicy::on_free
 // `arena_keeps`    the same under ClearPolicy::never
 // `interprocess`   Boost.Interprocess, managed_mapped_file
 // `pmemobj`        libpmemobj, atomic allocations

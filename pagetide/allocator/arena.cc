@@ -24,7 +24,7 @@ struct Arena::Impl {
   std::atomic<bool> has_consumer{false};
 };
 
-Arena::Arena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Arena::Arena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)), heap_(impl_->heap.get()) {}
 Arena::Arena(Arena&&) noexcept = default;
 Arena& Arena::operator=(Arena&&) noexcept = default;
 Arena::~Arena() = default;
@@ -69,12 +69,6 @@ std::string Arena::exhausted_message() const {
       name(), range().size);
 }
 
-Result<void*> Arena::allocate(std::size_t bytes, std::size_t alignment) {
-  void* block = impl_->heap->allocate(bytes, alignment);
-  if (block == nullptr) return refused(alignment);
-  return block;
-}
-
 Result<void*> Arena::allocate_zeroed(std::size_t bytes, std::size_t alignment) {
   void* block = impl_->heap->allocate_zeroed(bytes, alignment);
   if (block == nullptr) return refused(alignment);
@@ -91,9 +85,6 @@ tl::unexpected<Error> Arena::refused(std::size_t alignment) const {
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }
 
-void Arena::deallocate(void* block) noexcept {
-  impl_->heap->deallocate(block);
-}
 std::pmr::memory_resource* Arena::resource() const {
   return impl_->resource;
 }
@@ -105,9 +96,6 @@ ByteRange Arena::range() const {
 }
 RootTable& Arena::roots() const {
   return impl_->roots;
-}
-Heap& Arena::heap() const {
-  return *impl_->heap;
 }
 Tracker& Arena::tracker() const {
   return impl_->region->tracker();

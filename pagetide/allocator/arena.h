@@ -26,7 +26,7 @@ struct ArenaOptions {
   // Address space, not memory: the most the arena can ever hold. Fixed for its life.
   std::size_t reserve_bytes = std::size_t{16} << 30;
   std::uintptr_t base = 0;  // 0: chosen by the rule of Region; else a multiple of 64 KiB
-  ClearPolicy clear = ClearPolicy::on_free;
+  ClearPolicy clear = ClearPolicy::deferred;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};  // adaptive arming: for arenas that keep writing the same pages
@@ -64,13 +64,27 @@ class PAGETIDE_API Arena {
 
   // Uninitialised memory. `alignment` is a power of two up to 1 GiB. out_of_memory when the
   // reservation or the machine is exhausted.
-  Result<void*> allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t));
+  Result<void*> allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+    void* block = alignment == alignof(std::max_align_t) ? heap_->allocate(bytes)
+                                                         : heap_->allocate(bytes, alignment);
+    if (block == nullptr) [[unlikely]]
+      return refused(alignment);
+    return block;
+  }
   // The same, all zero: fresh and cleared memory is not cleared again, and not dirtied.
   Result<void*> allocate_zeroed(std::size_t bytes,
                                 std::size_t alignment = alignof(std::max_align_t));
-  // Memory from allocate(), allocate_zeroed() or the resource. Aborts the process when it is not
-  // allocated.
-  void deallocate(void* block) noexcept;
+  // Changes the size of a block, where it is if it can; nullptr block: as allocate(). On failure
+  // the block stays as it is. Its content up to the smaller size is kept: for plain data only.
+  Result<void*> reallocate(void* block, std::size_t bytes,
+                           std::size_t alignment = alignof(std::max_align_t)) {
+    void* moved = heap_->reallocate(block, bytes, alignment);
+    if (moved == nullptr) return refused(alignment);
+    return moved;
+  }
+  // Memory from allocate(), allocate_zeroed(), reallocate() or the resource. Aborts the process
+  // when it is not allocated.
+  void deallocate(void* block) noexcept { heap_->deallocate(block); }
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so
   // containers inside the arena may keep it. Throws std::bad_alloc when exhausted.
@@ -153,7 +167,7 @@ class PAGETIDE_API Arena {
   ByteRange range() const;
   RootTable& roots() const;
   // Statistics, the walk over live blocks, the consistency check.
-  Heap& heap() const;
+  Heap& heap() const { return *heap_; }
   Tracker& tracker() const;
   // Says that the arena holds addresses of code that Pagetide cannot notice by itself.
   void set_holds_code_addresses();
@@ -175,6 +189,7 @@ class PAGETIDE_API Arena {
   std::string exhausted_message() const;
   tl::unexpected<Error> refused(std::size_t alignment) const;
   std::unique_ptr<Impl> impl_;
+  Heap* heap_;  // of impl_; here, so that the way to it is short
 };
 
 }  // namespace pagetide

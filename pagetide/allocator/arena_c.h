@@ -40,7 +40,10 @@ typedef struct pagetide_arena pagetide_arena;
 // What becomes of freed memory.
 typedef enum pagetide_clear_policy {
   PAGETIDE_CLEAR_ON_FREE = 0,  // every freed byte is cleared at once
-  PAGETIDE_CLEAR_NEVER = 1  // freed bytes stay until they are used again, or all of 64 KiB is free
+  PAGETIDE_CLEAR_NEVER = 1,    // freed bytes stay until they are overwritten
+  // Cleared at once where the page is dirty already in this epoch, else before it is used again;
+  // free bytes are zero in every snapshot.
+  PAGETIDE_CLEAR_DEFERRED = 2
 } pagetide_clear_policy;
 
 // For a new arena, and for one that is opened (pagetide_store_open_arena()). Fill it with
@@ -52,7 +55,7 @@ typedef struct pagetide_arena_options {
   const char* name;      // up to 63 bytes, for people; null: "arena", the default
   size_t reserve_bytes;  // address space: the most it can ever hold. Default: 16 GiB
   uintptr_t base;        // 0, the default: chosen; else a multiple of 64 KiB
-  int clear;             // a pagetide_clear_policy. Default: PAGETIDE_CLEAR_ON_FREE
+  int clear;             // a pagetide_clear_policy. Default: PAGETIDE_CLEAR_DEFERRED
   int prefill;           // a pagetide_prefill. Default: PAGETIDE_PREFILL_ZERO_PAGE
   int backend;           // a pagetide_backend. Default: PAGETIDE_BACKEND_AUTO
   // As in pagetide_tracker_options: for arenas that keep writing the same pages.

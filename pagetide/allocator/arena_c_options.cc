@@ -14,7 +14,8 @@ namespace pagetide::c_api {
 
 namespace {
 
-constexpr std::array<Meaning<ClearPolicy>, 2> kClearPolicies = {{
+constexpr std::array<Meaning<ClearPolicy>, 3> kClearPolicies = {{
+    {PAGETIDE_CLEAR_DEFERRED, ClearPolicy::deferred},
     {PAGETIDE_CLEAR_ON_FREE, ClearPolicy::on_free},
     {PAGETIDE_CLEAR_NEVER, ClearPolicy::never},
 }};

@@ -31,6 +31,11 @@ bool is_free(const SpanEntry& entry) {
   return std::bit_cast<std::uint64_t>(entry) == 0;
 }
 
+[[gnu::noinline]] void* clear_block(std::byte* block, std::size_t bytes) noexcept {
+  clear_memory(block, bytes);
+  return block;
+}
+
 // Most of what is looked at is zero, and need not get dirty.
 void clear_unless_zero(std::byte* block, std::size_t bytes) {
   if (!is_all_zero(block, bytes)) clear_memory(block, bytes);
@@ -43,14 +48,32 @@ struct Heap::Impl {
 
   HeapTables tables;
   std::unique_ptr<ThreadHeaps> threads;
+  std::uint64_t id = 0;  // of `threads`
   bool free_bytes_are_zero = false;
 
   static Result<std::unique_ptr<Impl>> create(Region& region, ClearPolicy clear);
 
+  // The calling thread's; nullptr: see ThreadHeaps.
+  ThreadHeap* my_heap() {
+    const detail::ThreadHeapLink& last = detail::last_thread_heap;
+    return last.heap_id == id ? last.thread_heap : threads->find_or_attach();
+  }
   Allocated allocate(std::size_t bytes, std::size_t alignment);
   Allocated allocate_or_make_room(std::size_t bytes, std::size_t alignment);
+  // The same; to be called at the end of a function.
+  void* allocate_slowly(std::size_t bytes) noexcept {
+    return allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
+  }
   Allocated allocate_small(std::size_t size_class);
-  Allocated allocate_large(std::size_t bytes, std::size_t alignment);
+  Allocated allocate_from(ThreadHeap& heap, std::size_t size_class);
+  Allocated allocate_large(std::size_t bytes, std::size_t alignment, std::size_t overwritten = 0);
+  bool clear_if_late(bool known_zero, std::size_t first, std::size_t count,
+                     std::size_t overwritten);
+  void clear_run(ByteRange run);
+  std::size_t size_of_allocated(std::byte* block) const;
+  std::size_t resize_large(std::size_t span, std::size_t bytes);
+  void* move(std::byte* block, std::size_t usable, std::size_t bytes, std::size_t alignment);
+  void deallocate(void* block) noexcept;
   void deallocate_small(std::size_t span, std::byte* block);
   void deallocate_large(std::size_t span, std::byte* block);
   void free_remotely(std::size_t span, std::size_t slot, std::byte* block);
@@ -70,64 +93,133 @@ Result<std::unique_ptr<Heap::Impl>> Heap::Impl::create(Region& region, ClearPoli
   auto threads = ThreadHeaps::create(impl->tables);
   if (!threads) return propagate(threads);
   impl->threads = std::move(*threads);
+  impl->id = impl->threads->id();
   return impl;
 }
 
 Allocated Heap::Impl::allocate_small(std::size_t size_class) {
-  if (ThreadHeap* mine = threads->mine()) return mine->allocate(tables, size_class);
-  return threads->with_shared(
-      [&](ThreadHeap& shared) { return shared.allocate(tables, size_class); });
+  ThreadHeap* const mine = my_heap();
+  Allocated allocated = mine != nullptr ? allocate_from(*mine, size_class)
+                                        : threads->with_shared([&](ThreadHeap& shared) {
+                                            return allocate_from(shared, size_class);
+                                          });
+  if (allocated.block != nullptr && !allocated.known_zero && tables.clears_late()) {
+    clear_memory(allocated.block, kSlotBytes[size_class]);
+    allocated.known_zero = true;
+  }
+  return allocated;
 }
 
-Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
+Allocated Heap::Impl::allocate_from(ThreadHeap& heap, std::size_t size_class) {
+  for (;;) {
+    if (const FreeSlot* slot = heap.pop(size_class)) {
+      slot->mark_allocated();
+      return {slot->block(), slot->known_zero()};
+    }
+    if (!heap.refill(tables, size_class)) return {};
+  }
+}
+
+Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment,
+                                     std::size_t overwritten) {
   // No bytes at a large alignment are a block of their own too.
   const std::size_t count = divide_up(std::max<std::size_t>(bytes, 1), kSpanBytes);
   if (count > tables.geometry.span_count) return {};
   const std::size_t alignment_spans = std::max<std::size_t>(1, alignment / kSpanBytes);
   const auto run = tables.supply.allocate(count, alignment_spans, tables.superblock().spans_used);
   if (!run) return {};
+  const bool known_zero = clear_if_late(run->known_zero, run->first, count, overwritten);
+  tables.note_entry(run->first);
   tables.entry(run->first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
-  return {tables.span_data(run->first), run->known_zero};
+  return {tables.span_data(run->first), known_zero};
+}
+
+// What was freed is cleared before it is used again, less what is about to be written anyway.
+// Whether the run is zero.
+bool Heap::Impl::clear_if_late(bool known_zero, std::size_t first, std::size_t count,
+                               std::size_t overwritten) {
+  if (known_zero || !tables.clears_late()) return known_zero;
+  const std::size_t kept = round_down(overwritten, page_size());
+  clear_run({reinterpret_cast<std::uintptr_t>(tables.span_data(first)) + kept,
+             count * kSpanBytes - kept});
+  return kept == 0;
+}
+
+// Of memory that is in use from now on.
+void Heap::Impl::clear_run(ByteRange run) {
+  if (zero_run(tables.region, run) == ZeroedBy::purge) (void)tables.region.prefill(run);
 }
 
 void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
-  SpanShared& shared = tables.shared[span];
-  const std::size_t size_class = shared.size_class;
+  SpanHead& head = tables.heads[span];
+  const std::size_t size_class = head.size_class;
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
   const std::size_t slot = slot_of(offset, size_class);
   if (offset != slot * kSlotBytes[size_class] || slot >= layout::slots_per_span(size_class)) {
     fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
   }
   // Before the bytes are cleared, so that a double free does not clear what is not its own.
-  const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
-  if ((load_shared(tables.word(span, slot / 64)) & mask) == 0) {
+  if ((load_shared(tables.word(span, slot / 64)) >> (slot % 64) & 1U) == 0) {
     fatal_at("heap corruption: double free of ", block, "");
   }
-  ThreadHeap* mine = threads->mine();
-  const bool is_mine = mine != nullptr && mine->number() == owner_of(shared);
-  if (is_mine) {
-    if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[size_class]);
+  ThreadHeap* const mine = my_heap();
+  if (mine != nullptr && mine->number() == owner_of(head)) {
     return mine->free_local(tables, span, size_class, slot);
   }
   free_remotely(span, slot, block);
 }
 
+// Of a block that is to be reallocated: it must be allocated.
+std::size_t Heap::Impl::size_of_allocated(std::byte* block) const {
+  if (!tables.owns(block)) {
+    fatal_at("heap corruption: invalid reallocation of ", block, ": outside the arena's data");
+  }
+  const std::size_t span = tables.span_of(block);
+  const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
+  const SpanEntry e = tables.entry(span);
+  if (e.kind == SpanKind::small) {
+    const std::size_t slot = slot_of(offset, e.size_class);
+    if (offset == slot * kSlotBytes[e.size_class] &&
+        (load_shared(tables.word(span, slot / 64)) >> (slot % 64) & 1U) != 0) {
+      return kSlotBytes[e.size_class];
+    }
+  }
+  if (e.kind == SpanKind::large && offset == 0) return std::size_t{e.run_spans} * kSpanBytes;
+  fatal_at("heap corruption: invalid reallocation of ", block,
+           ": not the start of an allocated block");
+}
+
+// Everything that deallocate() does not do itself.
+void Heap::Impl::deallocate(void* block) noexcept {
+  if (block == nullptr) return;
+  if (!tables.owns(block))
+    fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
+  auto* address = static_cast<std::byte*>(block);
+  const std::size_t span = tables.span_of(address);
+  if (owner_of(tables.heads[span]) != 0) return deallocate_small(span, address);
+  if (tables.entry(span).kind == SpanKind::large) return deallocate_large(span, address);
+  fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
+}
+
 // Steps R1 and R2 of the protocol in docs/heap.md.
 void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* block) {
-  SpanShared& shared = tables.shared[span];
+  SpanHead& head = tables.heads[span];
   const std::size_t index = slot / 64;
   const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
   std::atomic_ref remote(tables.remote_word(span, index));
   if ((remote.load(std::memory_order_relaxed) & mask) != 0) {
     fatal_at("heap corruption: double free of ", block, "");
   }
-  if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[shared.size_class]);
-  ThreadHeap& owner = threads->by_number(owner_of(shared));
+  const std::size_t slot_bytes = kSlotBytes[head.size_class];
+  if (tables.clears_on_free(is_written_in(head, tables.epoch(), slot * slot_bytes))) {
+    clear_memory(block, slot_bytes);
+  }
+  ThreadHeap& owner = threads->by_number(owner_of(head));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);
   if ((before & mask) != 0) fatal_at("heap corruption: double free of ", block, "");
   if (before != 0) return;
   race_point();
-  const std::uint64_t pending = std::atomic_ref(shared.pending)
+  const std::uint64_t pending = std::atomic_ref(tables.mail[span].pending)
                                     .fetch_or(std::uint64_t{1} << index, std::memory_order_acq_rel);
   if (pending != 0) return;
   race_point();
@@ -139,12 +231,49 @@ void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   if (block != tables.span_data(span)) {
     fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
   }
+  tables.note_entry(span);
   tables.entry(span) = {};
   tables.supply.release(span, count, RunContent::unknown);
 }
 
+// Makes a block of whole spans larger or smaller where it is; the bytes it has then, which are what
+// it had if the spans behind it are in use.
+std::size_t Heap::Impl::resize_large(std::size_t span, std::size_t bytes) {
+  const std::size_t count = tables.entry(span).run_spans;
+  const std::size_t wanted = divide_up(bytes, kSpanBytes);
+  if (wanted > count) {
+    const auto known_zero =
+        tables.supply.extend(span, count, wanted, tables.superblock().spans_used);
+    if (!known_zero) return count * kSpanBytes;
+    clear_if_late(*known_zero, span + count, wanted - count, 0);
+  }
+  if (wanted != count) {
+    tables.note_entry(span);
+    tables.entry(span).run_spans = static_cast<std::uint32_t>(wanted);
+  }
+  if (wanted < count) tables.supply.release(span + wanted, count - wanted, RunContent::unknown);
+  return wanted * kSpanBytes;
+}
+
+// To another place. What has grown once will grow again: large blocks get a quarter more, which
+// costs no memory until it is written to.
+void* Heap::Impl::move(std::byte* block, std::size_t usable, std::size_t bytes,
+                       std::size_t alignment) {
+  const std::size_t kept = std::min(usable, bytes);
+  Allocated allocated;
+  if (bytes > usable && bytes > kSpanBytes && is_power_of_two(alignment) &&
+      alignment <= kMaxAlignment) {
+    allocated = allocate_large(bytes + bytes / 4, alignment, kept);
+  }
+  if (allocated.block == nullptr) allocated = allocate_or_make_room(bytes, alignment);
+  if (allocated.block == nullptr) return nullptr;
+  std::memcpy(allocated.block, block, kept);
+  deallocate(block);
+  return allocated.block;
+}
+
 bool Heap::Impl::release_empty_spans() {
-  ThreadHeap* mine = threads->mine();
+  ThreadHeap* mine = my_heap();
   const bool any = mine != nullptr && mine->release_empty_spans(tables);
   return threads->with_shared([&](ThreadHeap& shared) {
     return shared.release_empty_spans(tables);
@@ -161,7 +290,7 @@ void Heap::Impl::clear_free_slots(std::size_t span, std::size_t size_class) {
     tables.zero_word(span, slot / 64) |= mask;
   }
   clear_unless_zero(tables.span_data(span) + slots * slot_bytes, kSpanBytes - slots * slot_bytes);
-  tables.shared[span].tail_is_zero = true;
+  tables.heads[span].tail_is_zero = true;
 }
 
 std::size_t Heap::Impl::count_allocated(std::size_t span, std::size_t size_class) {
@@ -219,8 +348,10 @@ Result<void> Heap::Impl::rebuild() {
 Result<void> Heap::Impl::rebuild_for(ThreadHeap& heir) {
   const std::size_t used = tables.superblock().spans_used;
   if (auto r = tables.supply.reset(used); !r) return r;
-  tables.shared.reset();
+  tables.heads.reset();
+  tables.mail.reset();
   tables.states.reset();
+  tables.taken.reset();
   tables.zero.reset();
   tables.remote.reset();
   for (std::size_t span = 0; span < used;) {
@@ -293,6 +424,24 @@ Result<void> Heap::rebuild() {
   return impl_->rebuild();
 }
 
+// What nearly all calls of allocate() and deallocate() come to is here, without a call to anything
+// else but at the end, so that no register need be saved: what is longer begins anew elsewhere.
+void* Heap::allocate(std::size_t bytes) noexcept {
+  Impl& impl = *impl_;
+  const detail::ThreadHeapLink& mine = detail::last_thread_heap;
+  if (bytes <= layout::kMaxSlotBytes && mine.heap_id == impl.id) [[likely]] {
+    const std::size_t size_class = layout::size_class_of(bytes);
+    if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
+      slot->mark_allocated();
+      std::byte* const block = slot->block();
+      if (slot->known_zero() || !impl.tables.clears_late()) [[likely]]
+        return block;
+      return clear_block(block, kSlotClasses[size_class].slot_bytes);
+    }
+  }
+  return impl.allocate_slowly(bytes);
+}
+
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
   return impl_->allocate_or_make_room(bytes, alignment).block;
 }
@@ -305,23 +454,60 @@ void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
     clear_memory(allocated.block, usable);
     return allocated.block;
   }
-  const ByteRange run{reinterpret_cast<std::uintptr_t>(allocated.block), usable};
-  if (zero_run(impl_->tables.region, run) == ZeroedBy::purge)
-    (void)impl_->tables.region.prefill(run);
+  impl_->clear_run({reinterpret_cast<std::uintptr_t>(allocated.block), usable});
   return allocated.block;
 }
 
 void Heap::deallocate(void* block) noexcept {
-  if (block == nullptr) return;
-  if (!owns(block))
-    fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
-  auto* address = static_cast<std::byte*>(block);
-  const std::size_t span = impl_->tables.span_of(address);
-  if (owner_of(impl_->tables.shared[span]) != 0) return impl_->deallocate_small(span, address);
-  if (impl_->tables.entry(span).kind == SpanKind::large) {
-    return impl_->deallocate_large(span, address);
+  Impl& impl = *impl_;
+  HeapTables& tables = impl.tables;
+  const std::size_t in_data = tables.data_offset_of(block);
+  const detail::ThreadHeapLink& mine = detail::last_thread_heap;
+  if (in_data < tables.data_bytes() && mine.heap_id == impl.id) [[likely]] {
+    const std::size_t span = in_data / kSpanBytes;
+    const std::size_t offset = in_data % kSpanBytes;
+    SpanHead& head = tables.heads[span];
+    const std::size_t size_class = head.size_class;
+    ThreadHeap& heap = *mine.thread_heap;
+    if (heap.is_hot(tables, head, offset) && heap.has_room(size_class)) [[likely]] {
+      const SlotClass& slots = kSlotClasses[size_class];
+      const std::uint64_t place = slot_and_fraction(offset, slots);
+      const std::size_t slot = place >> 32U;
+      std::uint64_t& bits = tables.word(span, slot / 64);
+      const std::uint64_t marked = load_shared(bits);
+      if (is_slot_start(place, slots) && (marked >> (slot % 64) & 1U) != 0) [[likely]] {
+        auto* const address = static_cast<std::byte*>(block);
+        // Its line is noted as changed already: a slot of the page was handed out in this epoch.
+        store_shared(bits, marked & ~(std::uint64_t{1} << (slot % 64)));
+        heap.push(size_class, {address, tables.clears, bits, slot % 64});
+        if (tables.clears) clear_memory(address, slots.slot_bytes);
+        return;
+      }
+    }
   }
-  fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
+  impl.deallocate(block);
+}
+
+void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) noexcept {
+  if (block == nullptr) return allocate(bytes, alignment);
+  auto* const address = static_cast<std::byte*>(block);
+  std::size_t usable = impl_->size_of_allocated(address);
+  const bool is_large = usable >= kSpanBytes;
+  const bool stays_large = is_large && bytes > layout::kMaxSlotBytes;
+  const bool is_aligned =
+      is_power_of_two(alignment) && reinterpret_cast<std::uintptr_t>(block) % alignment == 0;
+  if (is_aligned && stays_large) {
+    usable = impl_->resize_large(impl_->tables.span_of(address), bytes);
+    if (bytes <= usable) return block;
+  }
+  // A small block stays as long as more than half of it is used.
+  if (is_aligned && !is_large && bytes <= usable && bytes >= usable / 2) return block;
+  return impl_->move(address, usable, bytes, alignment);
+}
+
+std::size_t Heap::trim() noexcept {
+  impl_->release_empty_spans();
+  return impl_->tables.supply.trim() * kSpanBytes;
 }
 
 Result<void> Heap::clear_free_memory() {
@@ -402,6 +588,11 @@ Result<HeapStats> Heap::check() const {
       }
     }
     if (e.kind == SpanKind::small) {
+      for (std::size_t i = 0; i * 64 < slots; ++i) {
+        if (impl_->tables.word(span, i) == impl_->tables.taken_word(span, i)) continue;
+        return failure(ErrorCode::damaged,
+                       fmt::format("slots of span {} are free, and not to be had.", span));
+      }
       const std::size_t free_slots = slots - impl_->count_allocated(span, e.size_class);
       if (free_slots != impl_->tables.states[span].free_slots) {
         return failure(ErrorCode::damaged,

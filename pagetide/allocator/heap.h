@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "pagetide/allocator/clear_policy.h"
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/base/error.h"
@@ -14,18 +15,12 @@
 
 namespace pagetide {
 
-enum class ClearPolicy : std::uint8_t {
-  on_free,  // every freed byte is cleared at once, outside locks: no secret outlives its object
-  never,    // freed bytes stay until they are reused; spans that become free are zero all the same
-};
-
 struct HeapStats {
   std::uint64_t live_blocks = 0;
   std::uint64_t live_bytes = 0;  // by slot size, not by what was asked for
   std::uint64_t spans_in_use = 0;
   std::uint64_t heap_bytes = 0;  // spans in use and the metadata that describes them
-  // Free spans that are kept in memory for reuse, all zero: up to 32 MiB, or an eighth of what is
-  // in use.
+  // Free spans that are kept in memory for reuse: up to 32 MiB, or an eighth of what is in use.
   std::uint64_t idle_bytes = 0;
   std::uint64_t reserve_bytes = 0;
 };
@@ -78,13 +73,22 @@ class PAGETIDE_API Heap {
 
   // `alignment` is a power of two up to kMaxAlignment. Blocks are aligned to 16 bytes at least. A
   // size of 0 gives a unique block. The content is unspecified.
-  void* allocate(std::size_t bytes, std::size_t alignment = 16) noexcept;
+  void* allocate(std::size_t bytes) noexcept;
+  void* allocate(std::size_t bytes, std::size_t alignment) noexcept;
   // The same, but all usable bytes are zero. Memory that is known to be zero is not written to:
   // that never handed out, and under on_free all that was freed since the heap was made, opened or
   // rolled back. (Who writes to memory that is not his finds his bytes in a later block.)
   void* allocate_zeroed(std::size_t bytes, std::size_t alignment = 16) noexcept;
+  // Changes the size of a block and returns where it is then, with its bytes up to the smaller of
+  // both sizes; what is new is unspecified. It stays where it is if it can: a large one whose
+  // neighbour is free, and a small one of which at least a half is still used. nullptr block: as
+  // allocate(). Returns nullptr, and leaves the block as it is, where allocate() would.
+  void* reallocate(void* block, std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;
+  // Gives the memory of spans that are free back to the system: those that are kept for reuse, and
+  // the empty ones of the calling thread. How many bytes. Other threads may allocate and free.
+  std::size_t trim() noexcept;
   // Clears what is free and not known to be zero, for a heap under on_free that holds remains of
   // blocks freed under never, or that was restored from such a snapshot: from here on it is as if
   // it had been under on_free for its whole life. Pages that are zero already are not written to.

@@ -102,11 +102,30 @@ inline constexpr std::array<std::uint32_t, kSizeClasses> kSlotBytes = [] {
 }();
 static_assert(kSlotBytes.back() == kMaxSlotBytes);
 
-// The smallest class of at least `bytes`, for 1 <= bytes <= kMaxSlotBytes. Constant time.
-constexpr std::size_t size_class_of(std::size_t bytes) {
+namespace detail {
+
+constexpr std::size_t computed_size_class_of(std::size_t bytes) {
   if (bytes <= 128) return bytes == 0 ? 0 : (bytes - 1) / 16;
   const auto top = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
   return 8 + (top - 7) * 4 + ((bytes - 1) >> (top - 2)) - 4;
+}
+
+// Of small sizes a mixture is common: looking up has no branch that could be guessed wrong.
+inline constexpr std::size_t kTabledBytes = 1024;
+inline constexpr auto kTabledClasses = [] {
+  std::array<std::uint8_t, kTabledBytes / 16 + 1> classes{};
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    classes[i] = static_cast<std::uint8_t>(computed_size_class_of(i * 16));
+  }
+  return classes;
+}();
+
+}  // namespace detail
+
+// The smallest class of at least `bytes`, for bytes <= kMaxSlotBytes. Constant time.
+constexpr std::size_t size_class_of(std::size_t bytes) {
+  if (bytes <= detail::kTabledBytes) return detail::kTabledClasses[(bytes + 15) / 16];
+  return detail::computed_size_class_of(bytes);
 }
 
 constexpr std::size_t slots_per_span(std::size_t size_class) {

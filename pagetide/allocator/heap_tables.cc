@@ -11,6 +11,7 @@ HeapTables::HeapTables(Region& r, const layout::Geometry& g, SpanSupply s, Clear
       geometry(g),
       supply(std::move(s)),
       clear(c),
+      clears(c != ClearPolicy::never),
       base_(r.base()),
       entries_(reinterpret_cast<layout::SpanEntry*>(base_ + g.spans_offset)),
       bitmaps_(base_ + g.bitmaps_offset),
@@ -26,16 +27,19 @@ Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
   }
   auto geometry = layout::geometry_for(region.range().size);
   if (!geometry) return propagate(geometry);
-  auto supply = SpanSupply::create(region, *geometry);
+  auto supply = SpanSupply::create(region, *geometry, clear);
   if (!supply) return propagate(supply);
   HeapTables tables(region, *geometry, std::move(*supply), clear);
-  auto shared = VirtualArray<SpanShared>::create(geometry->span_count);
-  if (!shared) return propagate(shared);
-  tables.shared = std::move(*shared);
+  auto heads = VirtualArray<SpanHead>::create(geometry->span_count);
+  if (!heads) return propagate(heads);
+  tables.heads = std::move(*heads);
+  auto mail = VirtualArray<SpanMail>::create(geometry->span_count);
+  if (!mail) return propagate(mail);
+  tables.mail = std::move(*mail);
   auto states = VirtualArray<SpanState>::create(geometry->span_count);
   if (!states) return propagate(states);
   tables.states = std::move(*states);
-  for (VirtualArray<std::uint64_t>* bits : {&tables.zero, &tables.remote}) {
+  for (VirtualArray<std::uint64_t>* bits : {&tables.taken, &tables.zero, &tables.remote}) {
     auto words = VirtualArray<std::uint64_t>::create(geometry->span_count * layout::kBitmapGroups *
                                                      layout::kWordsPerGroup);
     if (!words) return propagate(words);

@@ -1,37 +1,68 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdint>
 
-#include "pagetide/allocator/heap.h"
+#include "pagetide/allocator/clear_policy.h"
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/region.h"
+#include "pagetide/allocator/slack.h"
 #include "pagetide/allocator/span_supply.h"
 #include "pagetide/base/virtual_array.h"
 
 namespace pagetide {
 
+struct Allocated {
+  std::byte* block = nullptr;
+  bool known_zero = false;
+};
+
+// A word that one thread writes and others look at.
+inline std::uint64_t load_shared(std::uint64_t& word) {
+  return std::atomic_ref(word).load(std::memory_order_relaxed);
+}
+inline void store_shared(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref(word).store(value, std::memory_order_relaxed);
+}
+
 // Lists of spans, and references to one, hold its index + 1.
 using SpanLink = std::uint32_t;
 inline constexpr SpanLink kNoSpan = 0;
 
-// What threads other than the owner of a span look at, and where they leave what they freed; see
-// docs/heap.md. On a line of its own, so that the owner's work does not disturb them.
-struct alignas(32) SpanShared {
-  std::uint32_t owner;  // number of a ThreadHeap; 0: none. By owner_of() and set_owner()
+// What is looked up by whoever frees a block, in 16 bytes: the heads of 16 MiB of spans fit into 4
+// KiB. Written by the owner alone, and not often.
+struct alignas(16) SpanHead {
+  // In the upper half the number of a ThreadHeap, 0: none; in the lower one an epoch: in that one
+  // slots of `written_pages` were handed out, so these pages are dirty, or will be.
+  std::uint64_t owner_and_epoch;
+  std::uint16_t written_pages;  // bit p: the p-th sixteenth of the span, which is a page
   std::uint8_t size_class;
-  bool tail_is_zero;      // the bytes behind the last slot are known to be zero
-  SpanLink next_freed;    // in the owner's list of spans with remote frees
+  bool tail_is_zero;  // the bytes behind the last slot are known to be zero
+};
+
+constexpr std::uint64_t owner_and_epoch(std::uint32_t owner, std::uint32_t epoch) {
+  return std::uint64_t{owner} << 32U | epoch;
+}
+
+// Where others than the owner leave what they freed; see docs/heap.md.
+struct SpanMail {
   std::uint64_t pending;  // bit w: word w of the remote masks may have bits
+  SpanLink next_freed;    // in the owner's list of spans with remote frees
 };
 
 // Who asks does not know whether the span is his, or anybody's, any more.
-inline std::uint32_t owner_of(SpanShared& span) {
-  return std::atomic_ref(span.owner).load(std::memory_order_relaxed);
+inline std::uint32_t owner_of(SpanHead& span) {
+  return static_cast<std::uint32_t>(load_shared(span.owner_and_epoch) >> 32U);
 }
-inline void set_owner(SpanShared& span, std::uint32_t owner) {
-  std::atomic_ref(span.owner).store(owner, std::memory_order_relaxed);
+inline std::uint32_t epoch_of(SpanHead& span) {
+  return static_cast<std::uint32_t>(load_shared(span.owner_and_epoch));
+}
+inline void set_owner(SpanHead& span, std::uint32_t owner, std::uint32_t epoch,
+                      std::uint16_t written_pages) {
+  std::atomic_ref(span.written_pages).store(written_pages, std::memory_order_relaxed);
+  store_shared(span.owner_and_epoch, owner_and_epoch(owner, epoch));
 }
 
 inline constexpr std::uint8_t kUnlisted = 0xff;
@@ -40,35 +71,78 @@ inline constexpr std::uint8_t kUnlisted = 0xff;
 struct SpanState {
   SpanLink previous;
   SpanLink next;
-  // Not counting those of a word that its owner allocates from.
-  std::uint16_t free_slots;
-  std::uint16_t relist_at;    // the span moves between lists when it has so many free slots
-  std::uint32_t epoch;        // in which slots of it were handed out last
-  std::uint64_t reuse_words;  // in that epoch: these words are on the owner's stack
-  std::uint8_t bucket;        // of its list, or kUnlisted
-  bool is_hot;                // which of the two sets of lists
+  std::uint16_t free_slots;  // not counting those on the owner's stack
+  std::uint16_t relist_at;   // the span moves between lists when it has so many free slots
+  std::uint8_t bucket;       // of its list, or kUnlisted
+  bool is_hot;               // which of the two sets of lists
 };
 
-// offset / size for offsets inside a span, by multiplication.
-inline constexpr std::array<std::uint32_t, layout::kSizeClasses> kReciprocal = [] {
-  std::array<std::uint32_t, layout::kSizeClasses> values{};
-  for (std::size_t c = 0; c < layout::kSizeClasses; ++c) {
-    values[c] = static_cast<std::uint32_t>((std::uint64_t{1} << 32) / layout::kSlotBytes[c] + 1);
-  }
-  return values;
-}();
+// The smallest page there is. On systems with larger ones a bit says less than it could.
+inline constexpr std::size_t kSpanPageBytes = layout::kSpanBytes / 16;
 
-constexpr std::size_t slot_of(std::size_t offset, std::size_t size_class) {
-  return static_cast<std::size_t>(offset * std::uint64_t{kReciprocal[size_class]} >> 32);
+inline bool has_written_page(SpanHead& head, std::size_t offset) {
+  const std::uint32_t pages = std::atomic_ref(head.written_pages).load(std::memory_order_relaxed);
+  return (pages >> offset / kSpanPageBytes & 1U) != 0;
 }
 
+// Whether slots of the page at `offset` of the span were handed out in this epoch, so that it is
+// dirty. Others than the owner may get an old answer.
+inline bool is_written_in(SpanHead& head, std::uint32_t epoch, std::size_t offset) {
+  return epoch_of(head) == epoch && has_written_page(head, offset);
+}
+
+// What the fast paths want to know of a size class, in one place.
+struct alignas(16) SlotClass {
+  std::uint32_t slot_bytes;
+  // By which offset / slot_bytes, for offsets inside a span, is a multiplication.
+  std::uint32_t reciprocal;
+  std::uint32_t stack_limit_bytes;  // of free slots that a thread keeps, as FreeSlot
+};
+// Room for all slots of a word, and one that stays unused, so that a full stack differs from an
+// empty one.
+inline constexpr std::uint32_t kStackSlots = 128;
+inline constexpr std::uint32_t kFreeSlotBytes = 16;
+inline constexpr std::array<SlotClass, layout::kSizeClasses> kSlotClasses = [] {
+  // Large blocks fill a stack sooner: it is no place to keep memory.
+  constexpr std::uint32_t kMostStackedBytes = std::uint32_t{256} << 10U;
+  std::array<SlotClass, layout::kSizeClasses> classes{};
+  for (std::size_t c = 0; c < layout::kSizeClasses; ++c) {
+    const std::uint32_t bytes = layout::kSlotBytes[c];
+    classes[c] = {bytes, static_cast<std::uint32_t>((std::uint64_t{1} << 32) / bytes + 1),
+                  std::min(kStackSlots - 1, kMostStackedBytes / bytes) * kFreeSlotBytes};
+  }
+  return classes;
+}();
+
+// A slot and a fraction of it, in units of 2^-32: where an offset inside a span is.
+constexpr std::uint64_t slot_and_fraction(std::size_t offset, const SlotClass& slots) {
+  return offset * std::uint64_t{slots.reciprocal};
+}
+// Whether an offset is that of a slot, and not of a byte inside one: the reciprocal is a little too
+// large, by which the fraction of a slot's first byte is less than that of one byte.
+constexpr bool is_slot_start(std::uint64_t slot_and_fraction, const SlotClass& slots) {
+  return static_cast<std::uint32_t>(slot_and_fraction) < slots.reciprocal;
+}
+constexpr std::size_t slot_of(std::size_t offset, std::size_t size_class) {
+  return slot_and_fraction(offset, kSlotClasses[size_class]) >> 32U;
+}
+
+constexpr bool reciprocals_are_exact(std::size_t size_class) {
+  const SlotClass& slots = kSlotClasses[size_class];
+  for (std::size_t slot = 0; slot < layout::slots_per_span(size_class); ++slot) {
+    const std::size_t first = slot * slots.slot_bytes;
+    const std::size_t last = first + slots.slot_bytes - 1;
+    if (slot_of(first, size_class) != slot || slot_of(last, size_class) != slot) return false;
+    if (!is_slot_start(slot_and_fraction(first, slots), slots)) return false;
+    // The smallest fraction of the others, and the largest.
+    if (is_slot_start(slot_and_fraction(first + 1, slots), slots)) return false;
+    if (is_slot_start(slot_and_fraction(last, slots), slots)) return false;
+  }
+  return true;
+}
 constexpr bool reciprocals_are_exact() {
   for (std::size_t c = 0; c < layout::kSizeClasses; ++c) {
-    const std::size_t size = layout::kSlotBytes[c];
-    for (std::size_t slot = 0; slot < layout::slots_per_span(c); ++slot) {
-      if (slot_of(slot * size, c) != slot || slot_of(slot * size + size - 1, c) != slot)
-        return false;
-    }
+    if (!reciprocals_are_exact(c)) return false;
   }
   return true;
 }
@@ -85,14 +159,6 @@ inline std::size_t bit_count(std::uint64_t bits) {
   return static_cast<std::size_t>(std::popcount(bits));
 }
 
-// A word that one thread writes and others look at.
-inline std::uint64_t load_shared(std::uint64_t& word) {
-  return std::atomic_ref(word).load(std::memory_order_relaxed);
-}
-inline void store_shared(std::uint64_t& word, std::uint64_t value) {
-  std::atomic_ref(word).store(value, std::memory_order_relaxed);
-}
-
 // The tables of a heap: those in its region, and the volatile ones beside it.
 class HeapTables {
  public:
@@ -102,14 +168,19 @@ class HeapTables {
   Region& region;
   const layout::Geometry geometry;
   SpanSupply supply;
-  VirtualArray<SpanShared> shared;
+  VirtualArray<SpanHead> heads;
+  VirtualArray<SpanMail> mail;
   VirtualArray<SpanState> states;
-  // A bit a slot each, in the order of the slot bitmaps. `zero`: free, and known to be zero because
-  // it was cleared, or because its span was zero when it was taken; the owner's. `remote`: freed by
-  // others than the owner, and not yet free in the bitmap.
+  // A bit a slot each, in the order of the slot bitmaps. `taken`: allocated, or on the stack of the
+  // owner; the owner's. `zero`: not taken, and known to be zero because it was cleared, or because
+  // its span was zero when it was taken; the owner's. `remote`: freed by others than the owner, and
+  // not yet free in the bitmap.
+  VirtualArray<std::uint64_t> taken;
   VirtualArray<std::uint64_t> zero;
   VirtualArray<std::uint64_t> remote;
   const ClearPolicy clear;
+  const bool clears;  // at some time or other
+  unsigned slack_percent = kDefaultSlackPercent;
 
   layout::Superblock& superblock() const { return *reinterpret_cast<layout::Superblock*>(base_); }
   layout::SpanEntry& entry(std::size_t span) const { return entries_[span]; }
@@ -118,24 +189,38 @@ class HeapTables {
                             span * layout::kBytesPerGroupLine;
     return reinterpret_cast<std::uint64_t*>(line)[index % layout::kWordsPerGroup];
   }
+  std::uint64_t& taken_word(std::size_t span, std::size_t index) {
+    return taken[volatile_index(span, index)];
+  }
   std::uint64_t& zero_word(std::size_t span, std::size_t index) {
     return zero[volatile_index(span, index)];
   }
   std::uint64_t& remote_word(std::size_t span, std::size_t index) {
     return remote[volatile_index(span, index)];
   }
-  std::byte* span_data(std::size_t span) const { return data_ + span * layout::kSpanBytes; }
-  bool owns(const void* address) const {
-    return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(data_) <
-           data_bytes_;
+  // Whether a slot that is freed is cleared now; else before it is used again, or never.
+  bool clears_on_free(bool page_is_dirty) const {
+    return clear == ClearPolicy::on_free || (clear == ClearPolicy::deferred && page_is_dirty);
   }
+  // Whether what is not known to be zero is cleared before it is handed out.
+  bool clears_late() const { return clear == ClearPolicy::deferred; }
+  void note_line(std::size_t, std::size_t) {}
+  void note_entry(std::size_t) {}
+  std::byte* span_data(std::size_t span) const { return data_ + span * layout::kSpanBytes; }
+  // At least data_bytes() for an address that is not owned.
+  std::size_t data_offset_of(const void* address) const {
+    return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(data_);
+  }
+  std::size_t data_bytes() const { return data_bytes_; }
+  bool owns(const void* address) const { return data_offset_of(address) < data_bytes_; }
   // The address is one that is owned.
   std::size_t span_of(const void* address) const {
     return static_cast<std::size_t>(static_cast<const std::byte*>(address) - data_) /
            layout::kSpanBytes;
   }
+  std::uint32_t takes() const { return takes_->load(std::memory_order_relaxed); }
   // The take that is to come, so that 0 stands for none.
-  std::uint32_t epoch() const { return takes_->load(std::memory_order_relaxed) + 1; }
+  std::uint32_t epoch() const { return takes() + 1; }
 
  private:
   HeapTables(Region& r, const layout::Geometry& g, SpanSupply s, ClearPolicy c);

@@ -1,8 +1,12 @@
 #include "pagetide/allocator/span_supply.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
+#include <cstdint>
 
 #include "pagetide/base/hash.h"
 #include "pagetide/tracker/dirty_bitmap.h"
@@ -11,34 +15,49 @@ namespace pagetide {
 
 using layout::kSpanBytes;
 
-SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry, SpanBits used,
-                       SpanBits zero, SpanBits given_back)
+std::uint64_t SpanSupply::coarse_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000 +
+         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
+SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry, ClearPolicy clear,
+                       Clock clock, std::array<SpanBits, 4> bits)
     : region_(&region),
       geometry_(geometry),
-      used_(std::move(used)),
-      zero_(std::move(zero)),
-      given_back_(std::move(given_back)) {}
+      clear_(clear),
+      clock_(clock),
+      used_(std::move(bits[0])),
+      zero_(std::move(bits[1])),
+      given_back_(std::move(bits[2])),
+      idle_(std::move(bits[3])) {}
 
 SpanSupply::SpanSupply(SpanSupply&& other) noexcept
     : region_(other.region_),
       geometry_(other.geometry_),
+      clear_(other.clear_),
+      clock_(other.clock_),
       used_(std::move(other.used_)),
       zero_(std::move(other.zero_)),
       given_back_(std::move(other.given_back_)),
+      idle_(std::move(other.idle_)),
       used_count_(other.used_count_),
+      recently_used_(other.recently_used_),
       idle_count_(other.idle_count_),
       lowest_free_(other.lowest_free_),
       committed_(other.committed_),
       touched_(other.touched_) {}
 
-Result<SpanSupply> SpanSupply::create(Region& region, const layout::Geometry& geometry) {
-  std::array<SpanBits, 3> bits;
+Result<SpanSupply> SpanSupply::create(Region& region, const layout::Geometry& geometry,
+                                      ClearPolicy clear, Clock clock) {
+  std::array<SpanBits, 4> bits;
   for (SpanBits& each : bits) {
     auto made = SpanBits::create(divide_up(geometry.span_count, 64));
     if (!made) return propagate(made);
     each = std::move(*made);
   }
-  return SpanSupply(region, geometry, std::move(bits[0]), std::move(bits[1]), std::move(bits[2]));
+  return SpanSupply(region, geometry, clear, clock, std::move(bits));
 }
 
 ByteRange SpanSupply::bytes_of(std::size_t first, std::size_t count) const {
@@ -50,16 +69,27 @@ std::size_t SpanSupply::align_index(std::size_t index, std::size_t alignment) co
   return (round_up(origin + index * kSpanBytes, alignment * kSpanBytes) - origin) / kSpanBytes;
 }
 
+// The first used span of [from, end), or end.
+std::size_t SpanSupply::next_used(std::size_t from, std::size_t end) const {
+  while (from < end) {
+    const std::uint64_t word = used_[from / 64] >> (from % 64);
+    if (word != 0) return std::min(end, from + static_cast<std::size_t>(std::countr_zero(word)));
+    from = round_down(from, 64) + 64;
+  }
+  return end;
+}
+
 // The lowest aligned run of free spans that lies below `limit` or reaches beyond its end.
 std::optional<std::size_t> SpanSupply::find_free(std::size_t count, std::size_t alignment,
                                                  std::size_t limit) const {
   std::size_t first = align_index(lowest_free_, alignment);
   while (first + count <= geometry_.span_count) {
-    std::size_t blocker = first;
     const std::size_t end = std::min(first + count, limit);
-    while (blocker < end && !is_used(blocker)) ++blocker;
+    std::size_t blocker = next_used(first, end);
     if (blocker >= end) return first;
-    first = align_index(blocker + 1, alignment);
+    // Past the whole run of used spans: most are long.
+    while (blocker < limit && is_used(blocker)) ++blocker;
+    first = align_index(blocker, alignment);
   }
   return std::nullopt;
 }
@@ -92,14 +122,12 @@ void SpanSupply::take_from_system(std::size_t first, std::size_t end) {
     const bool was_given_back = test(given_back_, span);
     std::size_t next = span;
     while (next < touched_end && test(given_back_, next) == was_given_back) ++next;
-    if (was_given_back) {
-      (void)region_->prefill(bytes_of(span, next - span));
-    } else {
-      idle_count_ -= std::min(idle_count_, next - span);
-    }
+    if (was_given_back) (void)region_->prefill(bytes_of(span, next - span));
     span = next;
   }
   clear_bits(given_back_.span(), {first, end - first});
+  for (std::size_t span = first; span < touched_end; ++span) idle_count_ -= is_idle(span);
+  clear_bits(idle_.span(), {first, end - first});
 }
 
 std::optional<SpanRun> SpanSupply::allocate(std::size_t count, std::size_t alignment_spans,
@@ -107,57 +135,92 @@ std::optional<SpanRun> SpanSupply::allocate(std::size_t count, std::size_t align
   const RankedLock lock(mutex_);
   const auto first = find_free(count, alignment_spans, high_water);
   if (!first) return std::nullopt;
-  const std::size_t end = *first + count;
+  return take(*first, *first + count, high_water);
+}
+
+std::optional<bool> SpanSupply::extend(std::size_t first, std::size_t count, std::size_t wanted,
+                                       std::uint64_t& high_water) {
+  const RankedLock lock(mutex_);
+  const std::size_t begin = first + count;
+  const std::size_t end = first + wanted;
+  if (end > geometry_.span_count) return std::nullopt;
+  const std::size_t known_end = std::min<std::size_t>(end, high_water);
+  if (next_used(begin, known_end) < known_end) return std::nullopt;
+  const auto run = take(begin, end, high_water);
+  if (!run) return std::nullopt;
+  return run->known_zero;
+}
+
+// Hands out spans that are free.
+std::optional<SpanRun> SpanSupply::take(std::size_t first, std::size_t end,
+                                        std::uint64_t& high_water) {
   if (!commit_to(end)) return std::nullopt;
-  const bool known_zero = take_known_zero(*first, end);
-  take_from_system(*first, end);
+  const bool known_zero = take_known_zero(first, end);
+  take_from_system(first, end);
   touched_ = std::max(touched_, end);
   if (end > high_water) high_water = end;
-  set_bits(used_.span(), {*first, count});
-  used_count_ += count;
-  if (*first <= lowest_free_) {
+  set_bits(used_.span(), {first, end - first});
+  used_count_ += end - first;
+  recently_used_.grow_to(used_count_);
+  if (first <= lowest_free_) {
     while (lowest_free_ < end && is_used(lowest_free_)) ++lowest_free_;
   }
-  return SpanRun{*first, known_zero};
+  return SpanRun{first, known_zero};
 }
 
-std::size_t SpanSupply::most_idle() const {
-  return std::max(kMinIdleSpans, used_count_ / kIdlePart);
+// When so many are in use.
+std::size_t SpanSupply::most_idle(std::size_t used) {
+  const std::size_t lately = recently_used_.at(clock_(), used_count_);
+  return std::max({kMinIdleSpans, used / kIdlePart, lately + lately / kRecentPart - used});
 }
 
-bool SpanSupply::has_room_for_idle(std::size_t count) const {
+bool SpanSupply::has_room_for_idle(std::size_t count) {
   const RankedLock lock(mutex_);
-  return idle_count_ + count <= most_idle();
+  return idle_count_ + count <= most_idle(used_count_ - count);
 }
 
 // The highest run of idle spans, as much of it as is too much; nullopt: there is no excess. It
 // counts as used until note_free().
-std::optional<SpanSupply::SpanRange> SpanSupply::take_excess_idle() {
+std::optional<SpanSupply::SpanRange> SpanSupply::take_idle_beyond(std::size_t most) {
   const RankedLock lock(mutex_);
-  if (idle_count_ <= most_idle()) return std::nullopt;
-  const auto is_idle = [this](std::size_t span) {
-    return !is_used(span) && !test(given_back_, span) && test(zero_, span);
-  };
+  if (idle_count_ <= most) return std::nullopt;
   std::size_t end = touched_;
   while (end > 0 && !is_idle(end - 1)) --end;
-  const std::size_t excess = std::min(idle_count_ - most_idle(), end);
+  const std::size_t excess = std::min(idle_count_ - most, end);
   std::size_t first = end;
   while (first > end - excess && is_idle(first - 1)) --first;
   const SpanRange run{first, end - first};
   set_bits(used_.span(), run);
+  clear_bits(idle_.span(), run);
   idle_count_ -= run.count;
   used_count_ += run.count;
   return run.empty() ? std::nullopt : std::optional(run);
 }
 
-void SpanSupply::note_free(SpanRange run, ZeroedBy zeroed_by) {
+std::size_t SpanSupply::give_back_idle_beyond(std::size_t most) {
+  std::size_t given_back = 0;
+  while (const auto excess = take_idle_beyond(most)) {
+    const auto zeroed = zero_run_and_give_back(*region_, bytes_of(excess->first, excess->count));
+    note_free(*excess, zeroed == ZeroedBy::purge ? Came::given_back : Came::zero);
+    if (zeroed != ZeroedBy::purge) break;  // locked memory: it stays
+    given_back += excess->count;
+  }
+  return given_back;
+}
+
+std::size_t SpanSupply::trim() {
+  return give_back_idle_beyond(0);
+}
+
+void SpanSupply::note_free(SpanRange run, Came came) {
   const RankedLock lock(mutex_);
-  if (zeroed_by == ZeroedBy::purge) {
+  if (came == Came::given_back) {
     set_bits(given_back_.span(), run);
   } else {
+    set_bits(idle_.span(), run);
     idle_count_ += run.count;
   }
-  set_bits(zero_.span(), run);
+  if (came != Came::unknown) set_bits(zero_.span(), run);
   clear_bits(used_.span(), run);
   used_count_ -= run.count;
   lowest_free_ = std::min(lowest_free_, run.first);
@@ -166,19 +229,22 @@ void SpanSupply::note_free(SpanRange run, ZeroedBy zeroed_by) {
 void SpanSupply::release(std::size_t first, std::size_t count, RunContent content) {
   const int kept_errno = errno;  // free() leaves it alone
   const ByteRange bytes = bytes_of(first, count);
-  ZeroedBy zeroed_by = ZeroedBy::stores;
+  Came came = content == RunContent::zero ? Came::zero : Came::unknown;
   if (!has_room_for_idle(count)) {
-    zeroed_by = zero_run_and_give_back(*region_, bytes);
-  } else if (content != RunContent::zero) {
-    zeroed_by = zero_run(*region_, bytes);
+    const auto zeroed = zero_run_and_give_back(*region_, bytes);
+    came = zeroed == ZeroedBy::purge ? Came::given_back : Came::zero;
+  } else if (came == Came::unknown && clear_ == ClearPolicy::on_free) {
+    came = zero_run(*region_, bytes) == ZeroedBy::purge ? Came::given_back : Came::zero;
   }
-  note_free({first, count}, zeroed_by);
+  note_free({first, count}, came);
   // The bound falls with what is in use.
-  while (const auto excess = take_excess_idle()) {
-    const ZeroedBy given = zero_run_and_give_back(*region_, bytes_of(excess->first, excess->count));
-    note_free(*excess, given);
-    if (given != ZeroedBy::purge) break;  // locked memory: it stays
+  std::size_t most = 0;
+  {
+    const RankedLock lock(mutex_);
+    most = most_idle(used_count_);
+    if (idle_count_ <= most) most = SIZE_MAX;
   }
+  if (most != SIZE_MAX) give_back_idle_beyond(most);
   errno = kept_errno;
 }
 
@@ -186,6 +252,7 @@ Result<void> SpanSupply::reset(std::size_t high_water) {
   const RankedLock lock(mutex_);
   used_.reset();
   zero_.reset();
+  idle_.reset();
   used_count_ = 0;
   idle_count_ = 0;
   lowest_free_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pagetide/allocator/clear/clear.h"
 #include "pagetide/allocator/heap_race_points.h"
 #include "pagetide/base/fatal.h"
 
@@ -24,6 +25,12 @@ constexpr std::size_t list_step(std::size_t size_class) {
   return std::max<std::size_t>(1, slots_per_span(size_class) / 8);
 }
 
+// Slots of these pages of a span are handed out.
+void stamp(SpanHead& head, std::uint32_t owner, std::uint32_t epoch, std::uint32_t pages) {
+  const std::uint32_t before = epoch_of(head) == epoch ? head.written_pages : 0U;
+  set_owner(head, owner, epoch, static_cast<std::uint16_t>(before | pages));
+}
+
 std::atomic_ref<SpanLink> link_ref(SpanLink& link) {
   return std::atomic_ref(link);
 }
@@ -31,29 +38,42 @@ std::atomic_ref<SpanLink> link_ref(SpanLink& link) {
 }  // namespace
 
 void ThreadHeap::begin(std::uint32_t number) {
+  static_assert(sizeof(FreeSlot) == kFreeSlotBytes);
   number_ = number;
+  // Epochs are takes + 1.
+  owner_and_takes_ = owner_and_epoch(number, 1);
+  empty_stacks();
 }
 
 void ThreadHeap::forget() {
   freed_ = kNoSpan;
   classes_ = {};
+  empty_stacks();
+}
+
+void ThreadHeap::empty_stacks() {
+  for (std::size_t c = 0; c < tops_.size(); ++c) tops_[c] = stacks_[c].data();
 }
 
 // --- choosing ---------------------------------------------------------------------------------
 
-Allocated ThreadHeap::allocate_slowly(HeapTables& tables, std::size_t size_class) {
+bool ThreadHeap::refill(HeapTables& tables, std::size_t size_class) {
   enter_epoch(tables, size_class);
-  if (!find_word(tables, size_class)) return {};
-  return take_slot(classes_[size_class].word, size_class);
+  if (stack_from_current(tables, size_class)) return true;
+  leave_current(tables, size_class);
+  // Only now: until here nobody else is waited for. It may fill the stack.
+  drain(tables);
+  if (!is_empty(tops_[size_class])) return true;
+  return choose_span(tables, size_class) && stack_from_current(tables, size_class);
 }
 
-// Hands out nothing from words of an earlier epoch, and knows no hot spans at first.
+// Hands out nothing from the stack of an earlier epoch, and knows no hot spans at first.
 void ThreadHeap::enter_epoch(HeapTables& tables, std::size_t size_class) {
   Class& c = classes_[size_class];
   const std::uint32_t epoch = tables.epoch();
   if (c.epoch == epoch) return;
+  put_stack_back(tables, size_class);
   c.epoch = epoch;
-  c.reuse_count = 0;
   for (SpanLink& head : c.hot) {
     while (head != kNoSpan) {
       const std::size_t span = head - 1;
@@ -63,39 +83,7 @@ void ThreadHeap::enter_epoch(HeapTables& tables, std::size_t size_class) {
   }
 }
 
-// A word with free slots: the latest one into which slots were freed in this epoch, whose pages are
-// dirty most likely; else the next one of the current span; else one of another span.
-bool ThreadHeap::find_word(HeapTables& tables, std::size_t size_class) {
-  put_word_back(tables, size_class);
-  if (take_reuse_word(tables, size_class)) return true;
-  if (take_word_of_current(tables, size_class)) return true;
-  leave_current(tables, size_class);
-  // Only now: until here nobody else is waited for.
-  drain(tables);
-  return choose_span(tables, size_class) && take_word_of_current(tables, size_class);
-}
-
-bool ThreadHeap::take_reuse_word(HeapTables& tables, std::size_t size_class) {
-  Class& c = classes_[size_class];
-  while (c.reuse_count > 0) {
-    const std::uint32_t entry = c.reuse[--c.reuse_count];
-    const std::size_t span = entry >> 6U;
-    const std::size_t index = entry & 63U;
-    // The span may have been released since, and come back to this class or not.
-    SpanShared& shared = tables.shared[span];
-    SpanState& state = tables.states[span];
-    const std::uint64_t mask = std::uint64_t{1} << index;
-    if (owner_of(shared) != number_ || shared.size_class != size_class || state.epoch != c.epoch ||
-        (state.reuse_words & mask) == 0) {
-      continue;
-    }
-    state.reuse_words &= ~mask;
-    if (take_word(tables, size_class, span, index)) return true;
-  }
-  return false;
-}
-
-bool ThreadHeap::take_word_of_current(HeapTables& tables, std::size_t size_class) {
+bool ThreadHeap::stack_from_current(HeapTables& tables, std::size_t size_class) {
   const Class& c = classes_[size_class];
   if (c.current == kNoSpan) return false;
   const std::size_t span = c.current - 1;
@@ -103,44 +91,64 @@ bool ThreadHeap::take_word_of_current(HeapTables& tables, std::size_t size_class
   // Spans are aligned to their size, so the first slots of all of them would fill the same sets of
   // the caches: each begins at another word.
   const std::size_t words = words_per_span(size_class);
+  std::size_t index = span % words;
   for (std::size_t i = 0; i < words; ++i) {
-    if (take_word(tables, size_class, span, (span + i) % words)) return true;
+    if (stack_from_word(tables, size_class, span, index)) return true;
+    if (++index == words) index = 0;
   }
   return false;
 }
 
-bool ThreadHeap::take_word(HeapTables& tables, std::size_t size_class, std::size_t span,
-                           std::size_t index) {
-  std::uint64_t& bits = tables.word(span, index);
-  const std::uint64_t free = ~load_shared(bits) & slot_bits(slots_per_span(size_class), index);
+// Stacks the free slots of one page, the lowest on top: what is not handed out before the epoch
+// ends need not get dirty. Of a span that is all free it takes the whole word, because there is no
+// other block in its pages whose free could be taken for one in a dirty page.
+bool ThreadHeap::stack_from_word(HeapTables& tables, std::size_t size_class, std::size_t span,
+                                 std::size_t index) {
+  const std::size_t slots = slots_per_span(size_class);
+  const std::size_t slot_bytes = kSlotBytes[size_class];
+  std::uint64_t& taken = tables.taken_word(span, index);
+  std::uint64_t free = ~taken & slot_bits(slots, index);
   if (free == 0) return false;
-  Class& c = classes_[size_class];
   SpanState& state = tables.states[span];
-  if (state.epoch != c.epoch) {
-    state.epoch = c.epoch;
-    state.reuse_words = 0;
+  const std::size_t lowest = index * 64 + static_cast<std::size_t>(std::countr_zero(free));
+  std::size_t last_page = lowest * slot_bytes / kSpanPageBytes;
+  if (state.free_slots == slots) {
+    const std::size_t highest = index * 64 + 63 - static_cast<std::size_t>(std::countl_zero(free));
+    last_page = highest * slot_bytes / kSpanPageBytes;
+  } else {
+    // The first slot that begins behind the page.
+    const std::size_t end = divide_up((last_page + 1) * kSpanPageBytes, slot_bytes) - index * 64;
+    if (end < 64) free &= (std::uint64_t{1} << end) - 1;
   }
+  Class& c = classes_[size_class];
+  const std::size_t first_page = lowest * slot_bytes / kSpanPageBytes;
+  stamp(tables.heads[span], number_, c.epoch,
+        (std::uint32_t{2} << last_page) - (std::uint32_t{1} << first_page));
+  tables.note_line(span, index);
+  taken |= free;
   std::uint64_t& zeros = tables.zero_word(span, index);
-  c.word = {.free = free,
-            .zero = zeros & free,
-            .bits = &bits,
-            .slots = tables.span_data(span) + index * 64 * kSlotBytes[size_class],
-            .span = static_cast<SpanLink>(span + 1),
-            .index = static_cast<std::uint32_t>(index)};
-  zeros &= ~free;
+  const std::uint64_t zero = zeros & free;
+  zeros ^= zero;
   const std::size_t count = bit_count(free);
   state.free_slots = static_cast<std::uint16_t>(state.free_slots - count);
   c.free_slots -= count;
+  std::byte* const first = tables.span_data(span) + index * 64 * slot_bytes;
+  std::uint64_t& bits = tables.word(span, index);
+  while (free != 0) {
+    const auto bit = 63 - static_cast<std::size_t>(std::countl_zero(free));
+    free &= ~(std::uint64_t{1} << bit);
+    *tops_[size_class]++ = {first + bit * slot_bytes, (zero >> bit & 1U) != 0, bits, bit};
+  }
   return true;
 }
 
-void ThreadHeap::put_word_back(HeapTables& tables, std::size_t size_class) {
-  Class& c = classes_[size_class];
-  if (c.word.span == kNoSpan) return;
-  const Word word = std::exchange(c.word, Word{});
-  const std::size_t span = word.span - 1;
-  tables.zero_word(span, word.index) |= word.zero & word.free;
-  add_free(tables, span, size_class, bit_count(word.free));
+void ThreadHeap::put_stack_back(HeapTables& tables, std::size_t size_class) {
+  while (!is_empty(tops_[size_class])) {
+    const FreeSlot slot = *--tops_[size_class];
+    const std::size_t span = tables.span_of(slot.block());
+    const auto offset = static_cast<std::size_t>(slot.block() - tables.span_data(span));
+    put_back(tables, span, size_class, slot_of(offset, size_class), slot.known_zero());
+  }
 }
 
 // Spans that are dirty anyway come first, and among equals the emptiest: the more slots one span
@@ -148,14 +156,13 @@ void ThreadHeap::put_word_back(HeapTables& tables, std::size_t size_class) {
 // is little to gain by it.
 bool ThreadHeap::choose_span(HeapTables& tables, std::size_t size_class) {
   constexpr std::size_t kHalfEmpty = kBuckets / 2;
-  constexpr std::size_t kSlackPart = 8;
   Class& c = classes_[size_class];
   if (use_listed(tables, size_class, true, 0)) return true;
   if (c.empty != kNoSpan) {
-    make_current(tables, size_class, std::exchange(c.empty, kNoSpan) - 1);
+    c.current = std::exchange(c.empty, kNoSpan);
     return true;
   }
-  const bool much_is_free = c.free_slots * kSlackPart > c.slots;
+  const bool much_is_free = c.free_slots * 100 > c.slots * tables.slack_percent;
   if (use_listed(tables, size_class, false, much_is_free ? 0 : kHalfEmpty)) return true;
   if (use_fresh(tables, size_class)) return true;
   return use_listed(tables, size_class, false, 0) || use_any(tables, size_class);
@@ -165,12 +172,13 @@ bool ThreadHeap::choose_span(HeapTables& tables, std::size_t size_class) {
 bool ThreadHeap::use_any(HeapTables& tables, std::size_t size_class) {
   if (classes_[size_class].free_slots == 0) return false;
   for (std::size_t span = 0; span < tables.superblock().spans_used; ++span) {
-    if (owner_of(tables.shared[span]) != number_ || tables.shared[span].size_class != size_class ||
+    SpanHead& head = tables.heads[span];
+    if (owner_of(head) != number_ || head.size_class != size_class ||
         tables.states[span].free_slots == 0) {
       continue;
     }
     unlist(tables, span, size_class);
-    make_current(tables, size_class, span);
+    classes_[size_class].current = static_cast<SpanLink>(span + 1);
     return true;
   }
   return false;
@@ -181,14 +189,10 @@ bool ThreadHeap::use_listed(HeapTables& tables, std::size_t size_class, bool hot
   Class& c = classes_[size_class];
   Lists& lists = hot ? c.hot : c.cold;
   for (std::size_t bucket = kBuckets; bucket-- > least_bucket;) {
-    while (lists[bucket] != kNoSpan) {
-      const std::size_t span = lists[bucket] - 1;
-      unlist(tables, span, size_class);
-      // Its words may have been used up as ones of latest frees.
-      if (tables.states[span].free_slots == 0) continue;
-      make_current(tables, size_class, span);
-      return true;
-    }
+    if (lists[bucket] == kNoSpan) continue;
+    c.current = lists[bucket];
+    unlist(tables, c.current - 1, size_class);
+    return true;
   }
   return false;
 }
@@ -198,11 +202,16 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   if (!run) return false;
   const std::size_t span = run->first;
   const std::size_t slots = slots_per_span(size_class);
-  // Zero already, unless the heap's bytes came from a damaged store: a stray bit here would lead
-  // beyond the span.
+  tables.note_entry(span);
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
-    if (load_shared(tables.word(span, i)) != 0) store_shared(tables.word(span, i), 0);
-    tables.zero_word(span, i) = run->known_zero ? ~std::uint64_t{0} : 0;
+    // Zero already, unless the heap's bytes came from a damaged store: a stray bit here would lead
+    // beyond the span.
+    if (load_shared(tables.word(span, i)) != 0) {
+      tables.note_line(span, i);
+      store_shared(tables.word(span, i), 0);
+    }
+    tables.taken_word(span, i) = 0;
+    tables.zero_word(span, i) = run->known_zero ? slot_bits(slots, i) : 0;
   }
   tables.entry(span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
   claim(tables, span, size_class, run->known_zero);
@@ -212,20 +221,16 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   Class& c = classes_[size_class];
   c.slots += slots;
   c.free_slots += slots;
-  make_current(tables, size_class, span);
+  c.current = static_cast<SpanLink>(span + 1);
   return true;
 }
 
 void ThreadHeap::claim(HeapTables& tables, std::size_t span, std::size_t size_class,
                        bool tail_is_zero) {
-  SpanShared& shared = tables.shared[span];
-  shared.size_class = static_cast<std::uint8_t>(size_class);
-  shared.tail_is_zero = tail_is_zero;
-  set_owner(shared, number_);
-}
-
-void ThreadHeap::make_current(HeapTables&, std::size_t size_class, std::size_t span) {
-  classes_[size_class].current = static_cast<SpanLink>(span + 1);
+  SpanHead& head = tables.heads[span];
+  head.size_class = static_cast<std::uint8_t>(size_class);
+  head.tail_is_zero = tail_is_zero;
+  set_owner(head, number_, 0, 0);
 }
 
 void ThreadHeap::leave_current(HeapTables& tables, std::size_t size_class) {
@@ -243,34 +248,26 @@ void ThreadHeap::leave_current(HeapTables& tables, std::size_t size_class) {
 
 void ThreadHeap::free_local(HeapTables& tables, std::size_t span, std::size_t size_class,
                             std::size_t slot) {
-  const std::size_t index = slot / 64;
-  const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
-  std::uint64_t& bits = tables.word(span, index);
-  store_shared(bits, load_shared(bits) & ~mask);
-  const bool cleared = tables.clear != ClearPolicy::never;
-  Word& word = classes_[size_class].word;
-  if (word.bits == &bits) {
-    word.free |= mask;
-    word.zero = cleared ? word.zero | mask : word.zero & ~mask;
-    return;
-  }
-  std::uint64_t& zeros = tables.zero_word(span, index);
-  zeros = cleared ? zeros | mask : zeros & ~mask;
-  note_reuse(tables, span, size_class, index);
-  add_free(tables, span, size_class, 1);
+  const std::size_t slot_bytes = kSlotBytes[size_class];
+  const std::size_t offset = slot * slot_bytes;
+  const bool clears =
+      tables.clears_on_free(is_written_in(tables.heads[span], tables.epoch(), offset));
+  if (clears) clear_memory(tables.span_data(span) + offset, slot_bytes);
+  tables.note_line(span, slot / 64);
+  std::uint64_t& bits = tables.word(span, slot / 64);
+  store_shared(bits, load_shared(bits) & ~(std::uint64_t{1} << (slot % 64)));
+  // The first free of an epoch: what is on the stack is of an earlier one.
+  enter_epoch(tables, size_class);
+  put_back(tables, span, size_class, slot, clears);
 }
 
-// In a span that is dirty anyway the slot is used again at once.
-void ThreadHeap::note_reuse(HeapTables& tables, std::size_t span, std::size_t size_class,
-                            std::size_t index) {
-  constexpr std::size_t kMaxSpan = std::size_t{1} << 26U;
-  Class& c = classes_[size_class];
-  SpanState& state = tables.states[span];
-  if (state.epoch != tables.epoch() || c.epoch != state.epoch) return;
-  const std::uint64_t mask = std::uint64_t{1} << index;
-  if ((state.reuse_words & mask) != 0 || c.reuse_count == kReuseWords || span >= kMaxSpan) return;
-  state.reuse_words |= mask;
-  c.reuse[c.reuse_count++] = static_cast<std::uint32_t>(span << 6U | index);
+// A slot that is free in the bitmap is nobody's any more.
+void ThreadHeap::put_back(HeapTables& tables, std::size_t span, std::size_t size_class,
+                          std::size_t slot, bool known_zero) {
+  const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
+  tables.taken_word(span, slot / 64) &= ~mask;
+  if (known_zero) tables.zero_word(span, slot / 64) |= mask;
+  add_free(tables, span, size_class, 1);
 }
 
 // `count` slots of a span became free.
@@ -297,7 +294,7 @@ void ThreadHeap::list(HeapTables& tables, std::size_t span, std::size_t size_cla
   state.relist_at = static_cast<std::uint16_t>((eighths + 1) * step);
   if (eighths == 0) return;
   state.bucket = static_cast<std::uint8_t>(std::min(eighths, kBuckets) - 1);
-  state.is_hot = state.epoch == c.epoch;
+  state.is_hot = epoch_of(tables.heads[span]) == c.epoch;
   SpanLink& head = (state.is_hot ? c.hot : c.cold)[state.bucket];
   state.previous = kNoSpan;
   state.next = head;
@@ -322,8 +319,6 @@ void ThreadHeap::unlist(HeapTables& tables, std::size_t span, std::size_t size_c
 void ThreadHeap::take_empty(HeapTables& tables, std::size_t span, std::size_t size_class) {
   Class& c = classes_[size_class];
   unlist(tables, span, size_class);
-  // What stands on the stack of it is void: nobody may use a span that is about to go.
-  tables.states[span].reuse_words = 0;
   if (c.empty == kNoSpan) {
     c.empty = static_cast<SpanLink>(span + 1);
     return;
@@ -334,14 +329,15 @@ void ThreadHeap::take_empty(HeapTables& tables, std::size_t span, std::size_t si
 void ThreadHeap::release(HeapTables& tables, std::size_t span, std::size_t size_class) {
   Class& c = classes_[size_class];
   const std::size_t slots = slots_per_span(size_class);
-  bool is_zero = slots * kSlotBytes[size_class] == kSpanBytes || tables.shared[span].tail_is_zero;
+  bool is_zero = slots * kSlotBytes[size_class] == kSpanBytes || tables.heads[span].tail_is_zero;
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
     is_zero = is_zero && (~tables.zero_word(span, i) & slot_bits(slots, i)) == 0;
   }
   c.slots -= slots;
   c.free_slots -= slots;
+  tables.note_entry(span);
   tables.entry(span) = {};
-  set_owner(tables.shared[span], 0);
+  set_owner(tables.heads[span], 0, 0, 0);
   tables.supply.release(span, 1, is_zero ? RunContent::zero : RunContent::unknown);
 }
 
@@ -349,7 +345,7 @@ bool ThreadHeap::release_empty_spans(HeapTables& tables) {
   bool any = false;
   for (std::size_t size_class = 0; size_class < classes_.size(); ++size_class) {
     Class& c = classes_[size_class];
-    put_word_back(tables, size_class);
+    put_stack_back(tables, size_class);
     leave_current(tables, size_class);
     // Spans that came with a restored image can be listed and empty.
     for (const Lists* lists : {&c.hot, &c.cold}) {
@@ -369,9 +365,9 @@ bool ThreadHeap::release_empty_spans(HeapTables& tables) {
   return any;
 }
 
-void ThreadHeap::put_words_back(HeapTables& tables) {
+void ThreadHeap::put_slots_back(HeapTables& tables) {
   for (std::size_t size_class = 0; size_class < classes_.size(); ++size_class) {
-    put_word_back(tables, size_class);
+    put_stack_back(tables, size_class);
   }
 }
 
@@ -381,7 +377,7 @@ void ThreadHeap::put_words_back(HeapTables& tables) {
 void ThreadHeap::push_freed(HeapTables& tables, std::size_t span) {
   SpanLink head = link_ref(freed_).load(std::memory_order_relaxed);
   do {
-    tables.shared[span].next_freed = head;
+    tables.mail[span].next_freed = head;
     race_point();
   } while (!link_ref(freed_).compare_exchange_weak(
       head, static_cast<SpanLink>(span + 1), std::memory_order_release, std::memory_order_relaxed));
@@ -393,38 +389,56 @@ void ThreadHeap::drain(HeapTables& tables) {
   SpanLink link = link_ref(freed_).exchange(kNoSpan, std::memory_order_acquire);
   while (link != kNoSpan) {
     const std::size_t span = link - 1;
-    SpanShared& shared = tables.shared[span];
-    if (owner_of(shared) != number_) fatal("heap corruption: a freed span has another owner");
-    link = shared.next_freed;
+    SpanMail& mail = tables.mail[span];
+    if (owner_of(tables.heads[span]) != number_) {
+      fatal("heap corruption: a freed span has another owner");
+    }
+    link = mail.next_freed;
     race_point();
-    std::uint64_t words = std::atomic_ref(shared.pending).exchange(0, std::memory_order_acq_rel);
-    const std::size_t size_class = shared.size_class;
-    std::size_t count = 0;
+    std::uint64_t words = std::atomic_ref(mail.pending).exchange(0, std::memory_order_acq_rel);
     for (; words != 0; words &= words - 1) {
       const auto index = static_cast<std::size_t>(std::countr_zero(words));
       race_point();
       const std::uint64_t freed =
           std::atomic_ref(tables.remote_word(span, index)).exchange(0, std::memory_order_acquire);
-      std::uint64_t& bits = tables.word(span, index);
-      if ((freed & ~load_shared(bits)) != 0) {
-        fatal_at("heap corruption: double free in the span at ", tables.span_data(span),
-                 ": by its own thread and by another");
-      }
-      store_shared(bits, load_shared(bits) & ~freed);
-      const std::uint64_t zero = tables.clear != ClearPolicy::never ? freed : 0;
-      Word& word = classes_[size_class].word;
-      if (word.bits == &bits) {
-        word.free |= freed;
-        word.zero = (word.zero & ~freed) | zero;
-        continue;
-      }
-      std::uint64_t& zeros = tables.zero_word(span, index);
-      zeros = (zeros & ~freed) | zero;
-      note_reuse(tables, span, size_class, index);
-      count += bit_count(freed);
+      take_in(tables, span, index, freed);
     }
-    add_free(tables, span, size_class, count);
   }
+}
+
+// Those in pages that are dirty anyway are the next ones to be used, as if freed by this thread.
+void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index,
+                         std::uint64_t freed) {
+  SpanHead& head = tables.heads[span];
+  const std::size_t size_class = head.size_class;
+  Class& c = classes_[size_class];
+  const std::size_t slot_bytes = kSlotBytes[size_class];
+  const std::size_t offset = index * 64 * slot_bytes;
+  FreeSlot*& top = tops_[size_class];
+  const std::uint32_t limit = kSlotClasses[size_class].stack_limit_bytes;
+  // Who has freed them has cleared them; under deferred he may not have known that the page is
+  // dirty.
+  const bool known_zero = tables.clear == ClearPolicy::on_free;
+  tables.note_line(span, index);
+  std::uint64_t& bits = tables.word(span, index);
+  if ((freed & ~load_shared(bits)) != 0) {
+    fatal_at("heap corruption: double free in the span at ", tables.span_data(span),
+             ": by its own thread and by another");
+  }
+  store_shared(bits, load_shared(bits) & ~freed);
+  std::uint64_t put_back = freed;
+  if (epoch_of(head) == tables.epoch() && c.epoch == tables.epoch()) {
+    for (std::uint64_t rest = freed; rest != 0 && stacked_bytes(top) < limit; rest &= rest - 1) {
+      const auto bit = static_cast<std::size_t>(std::countr_zero(rest));
+      const std::size_t at = offset + bit * slot_bytes;
+      if (!has_written_page(head, at)) continue;
+      *top++ = {tables.span_data(span) + at, known_zero, bits, bit};
+      put_back &= ~(rest & (~rest + 1));
+    }
+  }
+  tables.taken_word(span, index) &= ~put_back;
+  if (known_zero) tables.zero_word(span, index) |= put_back;
+  add_free(tables, span, size_class, bit_count(put_back));
 }
 
 void ThreadHeap::adopt(HeapTables& tables, std::size_t span) {
@@ -432,7 +446,9 @@ void ThreadHeap::adopt(HeapTables& tables, std::size_t span) {
   const std::size_t slots = slots_per_span(size_class);
   std::size_t used = 0;
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
-    used += bit_count(load_shared(tables.word(span, i)));
+    const std::uint64_t bits = load_shared(tables.word(span, i));
+    tables.taken_word(span, i) = bits;
+    used += bit_count(bits);
   }
   claim(tables, span, size_class, false);
   tables.states[span] = {};

@@ -9,17 +9,37 @@
 
 namespace pagetide {
 
-struct Allocated {
-  std::byte* block = nullptr;
-  bool known_zero = false;
+// A free slot of a thread, with the word of the bitmap in which it is marked, so that handing it
+// out computes nothing.
+class FreeSlot {
+ public:
+  FreeSlot() = default;
+  FreeSlot(std::byte* block, bool known_zero, std::uint64_t& bits, std::size_t bit)
+      : block_and_zero_(reinterpret_cast<std::uintptr_t>(block) |
+                        static_cast<std::uintptr_t>(known_zero)),
+        bits_and_bit_(reinterpret_cast<std::uintptr_t>(&bits) | bit << kBitShift) {}
+  std::byte* block() const {
+    return reinterpret_cast<std::byte*>(block_and_zero_ & ~std::uintptr_t{1});
+  }
+  bool known_zero() const { return (block_and_zero_ & 1U) != 0; }
+  void mark_allocated() const {
+    auto& bits = *reinterpret_cast<std::uint64_t*>(bits_and_bit_ << kBitBits >> kBitBits);
+    store_shared(bits, load_shared(bits) | std::uint64_t{1} << (bits_and_bit_ >> kBitShift));
+  }
+
+ private:
+  static constexpr unsigned kBitBits = 6;
+  static constexpr unsigned kBitShift = 64 - kBitBits;  // addresses have at most 57 bits
+  std::uintptr_t block_and_zero_;                       // blocks are aligned to 16 bytes
+  std::uintptr_t bits_and_bit_;
 };
 
-// What one thread allocates small blocks from: spans of its own, and of each size class the word of
-// a bitmap whose free slots it hands out. The protocol by which other threads free into its spans,
-// and how spans and words are chosen, are in docs/heap.md.
+// What one thread allocates small blocks from: spans of its own, and of each size class a stack of
+// free slots, the one freed last on top. The protocol by which other threads free into its spans,
+// and how spans and slots are chosen, are in docs/heap.md.
 //
 // The bitmaps in the region are the truth at every moment: a slot is marked when it is handed out,
-// not when a thread takes its word. So nothing here need be saved, and a thread that is stopped, or
+// not when it gets onto a stack. So nothing here need be saved, and a thread that is stopped, or
 // gone, holds nothing but slots that are free for everybody else to see.
 //
 // A value of its own mapping (VirtualArray), never moved. Not thread-safe but for push_freed().
@@ -32,13 +52,29 @@ class ThreadHeap {
   // The thread that it belongs to; 0: none. Under the lock of ThreadHeaps.
   std::uint64_t thread = 0;
 
-  Allocated allocate(HeapTables& tables, std::size_t size_class) {
-    Word& word = classes_[size_class].word;
-    if (word.free == 0) [[unlikely]]
-      return allocate_slowly(tables, size_class);
-    return take_slot(word, size_class);
+  // Takes the top of the stack of a class. nullptr: it is empty.
+  FreeSlot* pop(std::size_t size_class) {
+    FreeSlot*& top = tops_[size_class];
+    if (is_empty(top)) [[unlikely]]
+      return nullptr;
+    return --top;
   }
-  // A slot of a span of this heap, whose content is clear if the policy wants it. Its bit is set.
+  // Puts slots on the empty stack; false: there are none.
+  bool refill(HeapTables& tables, std::size_t size_class);
+
+  // Whether a block of a span can be freed by push(): the span is of this heap, and the page is
+  // dirty anyway.
+  bool is_hot(HeapTables& tables, SpanHead& head, std::size_t offset) const {
+    return load_shared(head.owner_and_epoch) == owner_and_takes_ + tables.takes() &&
+           has_written_page(head, offset);
+  }
+  bool has_room(std::size_t size_class) const {
+    return stacked_bytes(tops_[size_class]) < kSlotClasses[size_class].stack_limit_bytes;
+  }
+  // There is room.
+  void push(std::size_t size_class, const FreeSlot& slot) { *tops_[size_class]++ = slot; }
+  // Any other block of a span of this heap. A free into a clean page writes nothing there unless
+  // the policy is on_free.
   void free_local(HeapTables& tables, std::size_t span, std::size_t size_class, std::size_t slot);
 
   // Another thread has freed into a span of this heap, which is on no list of freed spans.
@@ -46,8 +82,8 @@ class ThreadHeap {
 
   // Takes in what others have freed.
   void drain(HeapTables& tables);
-  // Puts back the slots of all words that it allocates from.
-  void put_words_back(HeapTables& tables);
+  // Puts back the slots of all stacks.
+  void put_slots_back(HeapTables& tables);
   // Gives the empty spans that it kept to the supply; whether there was one.
   bool release_empty_spans(HeapTables& tables);
 
@@ -57,66 +93,56 @@ class ThreadHeap {
   void adopt(HeapTables& tables, std::size_t span);
 
  private:
-  // A word of a bitmap that slots are handed out from.
-  struct Word {
-    std::uint64_t free;   // free slots, this thread's to hand out
-    std::uint64_t zero;   // of these, known to be zero
-    std::uint64_t* bits;  // the word
-    std::byte* slots;     // the slot of bit 0
-    SpanLink span;
-    std::uint32_t index;
-  };
   static constexpr std::size_t kBuckets = 8;
-  static constexpr std::size_t kReuseWords = 30;
   using Lists = std::array<SpanLink, kBuckets>;
 
   struct Class {
-    Word word;
-    SpanLink current;  // the span that is used until it is full
-    SpanLink empty;    // kept, so that a single block that comes and goes costs no release
+    std::uint32_t epoch;       // of all that is on the stack and on the hot lists
+    SpanLink current;          // the span that is used until it is full
+    SpanLink empty;            // kept, so that a single block that comes and goes costs no release
+    std::uint64_t slots;       // of all its spans
+    std::uint64_t free_slots;  // of these; without those on the stack
     Lists hot;   // spans from which slots were handed out in this epoch, by how empty they are
     Lists cold;  // the others
-    std::uint64_t slots;       // of all its spans
-    std::uint64_t free_slots;  // of these; without those of the word
-    std::uint32_t epoch;
-    std::uint32_t reuse_count;
-    // Words of hot spans into which slots were freed: span << 6 | word.
-    std::array<std::uint32_t, kReuseWords> reuse;
   };
 
-  static Allocated take_slot(Word& word, std::size_t size_class) {
-    const auto bit = static_cast<std::size_t>(std::countr_zero(word.free));
-    const std::uint64_t mask = word.free & (~word.free + 1);
-    word.free ^= mask;
-    store_shared(*word.bits, load_shared(*word.bits) | mask);
-    return {word.slots + bit * layout::kSlotBytes[size_class], (word.zero & mask) != 0};
+  // Stacks are aligned to their size: an address says how full one is.
+  using Stack = std::array<FreeSlot, kStackSlots>;
+  static std::size_t stacked_bytes(const FreeSlot* top) {
+    return reinterpret_cast<std::uintptr_t>(top) % sizeof(Stack);
   }
+  static bool is_empty(const FreeSlot* top) { return stacked_bytes(top) == 0; }
+  void empty_stacks();
 
-  Allocated allocate_slowly(HeapTables& tables, std::size_t size_class);
-  bool find_word(HeapTables& tables, std::size_t size_class);
-  bool take_reuse_word(HeapTables& tables, std::size_t size_class);
-  bool take_word_of_current(HeapTables& tables, std::size_t size_class);
-  bool take_word(HeapTables& tables, std::size_t size_class, std::size_t span, std::size_t index);
+  bool stack_from_current(HeapTables& tables, std::size_t size_class);
+  bool stack_from_word(HeapTables& tables, std::size_t size_class, std::size_t span,
+                       std::size_t index);
   bool choose_span(HeapTables& tables, std::size_t size_class);
   bool use_listed(HeapTables& tables, std::size_t size_class, bool hot, std::size_t least_bucket);
   bool use_fresh(HeapTables& tables, std::size_t size_class);
   bool use_any(HeapTables& tables, std::size_t size_class);
-  void claim(HeapTables& tables, std::size_t span, std::size_t size_class, bool tail_is_zero);
-  void make_current(HeapTables& tables, std::size_t size_class, std::size_t span);
   void leave_current(HeapTables& tables, std::size_t size_class);
-  void put_word_back(HeapTables& tables, std::size_t size_class);
+  void put_stack_back(HeapTables& tables, std::size_t size_class);
   void enter_epoch(HeapTables& tables, std::size_t size_class);
 
+  void put_back(HeapTables& tables, std::size_t span, std::size_t size_class, std::size_t slot,
+                bool known_zero);
+  void take_in(HeapTables& tables, std::size_t span, std::size_t index, std::uint64_t freed);
   void add_free(HeapTables& tables, std::size_t span, std::size_t size_class, std::size_t count);
-  void note_reuse(HeapTables& tables, std::size_t span, std::size_t size_class, std::size_t index);
+  void claim(HeapTables& tables, std::size_t span, std::size_t size_class, bool tail_is_zero);
   void list(HeapTables& tables, std::size_t span, std::size_t size_class);
   void unlist(HeapTables& tables, std::size_t span, std::size_t size_class);
   void take_empty(HeapTables& tables, std::size_t span, std::size_t size_class);
   void release(HeapTables& tables, std::size_t span, std::size_t size_class);
 
   std::uint32_t number_ = 0;
-  SpanLink freed_ = kNoSpan;  // spans with remote frees, most recent first; shared
-  std::array<Class, layout::kSizeClasses> classes_{};
+  std::uint64_t owner_and_takes_ = 0;  // and the tracker's takes: what the head of a hot span says
+  // The next free place of each stack. Apart from the stacks: these are used all the time.
+  std::array<FreeSlot*, layout::kSizeClasses> tops_{};
+  // Spans with remote frees, most recent first. The one thing here that others write to.
+  alignas(64) SpanLink freed_ = kNoSpan;
+  alignas(64) std::array<Class, layout::kSizeClasses> classes_{};
+  alignas(sizeof(Stack)) std::array<Stack, layout::kSizeClasses> stacks_{};
 };
 
 }  // namespace pagetide

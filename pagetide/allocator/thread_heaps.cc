@@ -11,6 +11,7 @@ namespace pagetide {
 
 namespace detail {
 
+constinit thread_local ThreadHeapLink last_thread_heap{};
 constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks> thread_heap_links{};
 
 }  // namespace detail
@@ -63,6 +64,7 @@ constinit thread_local ThisThread this_thread;
 struct AtThreadEnd {
   ~AtThreadEnd() {
     this_thread.ended = true;
+    detail::last_thread_heap = {};
     detail::thread_heap_links = {};
     registry.thread_ends(this_thread.token);
   }
@@ -101,16 +103,21 @@ ThreadHeaps::~ThreadHeaps() {
 }
 
 ThreadHeap* ThreadHeaps::find_or_attach() {
-  if (this_thread.ended) return nullptr;
-  if (this_thread.token == 0) {
-    this_thread.token = threads.fetch_add(1);
-    // Its destructor is what counts.
-    static thread_local const AtThreadEnd at_end;
-    (void)&at_end;
+  detail::ThreadHeapLink& link = detail::thread_heap_links[id_ % detail::kThreadHeapLinks];
+  if (link.heap_id != id_) {
+    if (this_thread.ended) return nullptr;
+    if (this_thread.token == 0) {
+      this_thread.token = threads.fetch_add(1);
+      // Its destructor is what counts.
+      static thread_local const AtThreadEnd at_end;
+      (void)&at_end;
+    }
+    ThreadHeap* heap = attach(this_thread.token);
+    if (heap == nullptr) return nullptr;
+    link = {id_, heap};
   }
-  ThreadHeap* heap = attach(this_thread.token);
-  if (heap != nullptr) detail::thread_heap_links[id_ % detail::kThreadHeapLinks] = {id_, heap};
-  return heap;
+  detail::last_thread_heap = link;
+  return link.thread_heap;
 }
 
 // The heap that the thread has, else the first one that belongs to nobody.
@@ -135,7 +142,7 @@ void ThreadHeaps::detach(std::uint64_t thread) {
   for (std::size_t i = 1; i < count_; ++i) {
     if (heaps_[i].thread != thread) continue;
     heaps_[i].drain(tables_);
-    heaps_[i].put_words_back(tables_);
+    heaps_[i].put_slots_back(tables_);
     heaps_[i].thread = 0;
   }
 }
@@ -144,7 +151,7 @@ void ThreadHeaps::settle() {
   const RankedLock lock(mutex_);
   for (std::size_t i = 0; i < count_; ++i) {
     heaps_[i].drain(tables_);
-    heaps_[i].put_words_back(tables_);
+    heaps_[i].put_slots_back(tables_);
   }
 }
 

@@ -14,13 +14,15 @@ namespace pagetide {
 
 namespace detail {
 
-// Which ThreadHeap the calling thread has in a heap, for the few heaps it used last.
+// Which ThreadHeap the calling thread has in a heap.
 struct ThreadHeapLink {
-  std::uint64_t heap_id;
+  std::uint64_t heap_id;  // 0: none
   ThreadHeap* thread_heap;
 };
 inline constexpr std::size_t kThreadHeapLinks = 4;
-// Found without a call: a library that is loaded with the program has room for such variables.
+// Of the heap that it used last, and of the few it used before. Found without a call: a library
+// that is loaded with the program has room for such variables.
+[[gnu::tls_model("initial-exec")]] extern constinit thread_local ThreadHeapLink last_thread_heap;
 [[gnu::tls_model(
     "initial-exec")]] extern constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks>
     thread_heap_links;
@@ -41,12 +43,10 @@ class ThreadHeaps {
   ThreadHeaps& operator=(const ThreadHeaps&) = delete;
   ~ThreadHeaps();
 
+  std::uint64_t id() const { return id_; }
   // The calling thread's; nullptr: it has none, because it is ending or because there are too many,
-  // and must use the shared one.
-  ThreadHeap* mine() {
-    const detail::ThreadHeapLink& link = detail::thread_heap_links[id_ % detail::kThreadHeapLinks];
-    return link.heap_id == id_ ? link.thread_heap : find_or_attach();
-  }
+  // and must use the shared one. If it has one, it is last_thread_heap from now on.
+  ThreadHeap* find_or_attach();
   // Calls use(the shared heap), under its lock.
   template <typename Use>
   auto with_shared(Use&& use) {
@@ -70,7 +70,6 @@ class ThreadHeaps {
   friend struct ThreadHeapRegistry;
 
   ThreadHeaps(HeapTables& tables, VirtualArray<ThreadHeap> heaps);
-  ThreadHeap* find_or_attach();
   ThreadHeap* attach(std::uint64_t thread);
   void detach(std::uint64_t thread);
   void lock_for_fork();

@@ -38,7 +38,7 @@ struct StoreOptions {
 };
 
 struct OpenArenaOptions {
-  ClearPolicy clear = ClearPolicy::on_free;
+  ClearPolicy clear = ClearPolicy::deferred;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};

@@ -132,7 +132,7 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
   EXPECT_EQ(options.name, expected.name);
   EXPECT_EQ(options.reserve_bytes, expected.reserve_bytes);
   EXPECT_EQ(options.base, expected.base);
-  EXPECT_EQ(options.clear, PAGETIDE_CLEAR_ON_FREE);
+  EXPECT_EQ(options.clear, PAGETIDE_CLEAR_DEFERRED);
   EXPECT_EQ(options.prefill, PAGETIDE_PREFILL_ZERO_PAGE);
   EXPECT_EQ(options.backend, PAGETIDE_BACKEND_AUTO);
   EXPECT_EQ(options.adapt_to_hot_pages, 0);
@@ -147,7 +147,8 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
 TEST(ArenaCStructs, have_the_sizes_that_programs_were_compiled_with) {
   EXPECT_EQ(sizeof(pagetide_arena_options), 72U);
   EXPECT_EQ(sizeof(pagetide_arena_stats), 56U);
-  EXPECT_THAT((std::vector<int>{PAGETIDE_CLEAR_ON_FREE, PAGETIDE_CLEAR_NEVER}), ElementsAre(0, 1));
+  EXPECT_THAT((std::vector<int>{PAGETIDE_CLEAR_ON_FREE, PAGETIDE_CLEAR_NEVER, PAGETIDE_CLEAR_DEFERRED}),
+              ElementsAre(0, 1, 2));
 }
 
 TEST(ArenaCOptions, make_the_arena_that_they_describe) {

@@ -27,7 +27,7 @@ class SpanSupplyTest : public testing::Test {
   SpanSupplyTest()
       : region_(must(Region::reserve(options()))),
         geometry_(must(layout::geometry_for(kReserveBytes))),
-        supply_(must(SpanSupply::create(region_, geometry_))) {}
+        supply_(must(SpanSupply::create(region_, geometry_, ClearPolicy::on_free))) {}
 
   static RegionOptions options() {
     RegionOptions result;
@@ -239,51 +239,144 @@ TEST_F(SpanSupplyTest, what_came_back_after_a_reset_is_known_again) {
   EXPECT_FALSE(supply_.allocate(2, 1, high_water_).value().known_zero);
 }
 
-// A region with room for more than stays idle.
-TEST(SpanSupplyIdleTest, no_more_than_a_bound_stays_in_memory) {
-  RegionOptions options;
-  options.reserve_bytes = 128_MiB;
-  Region region = must(Region::reserve(options));
-  const layout::Geometry geometry = must(layout::geometry_for(options.reserve_bytes));
-  SpanSupply supply = must(SpanSupply::create(region, geometry));
-  std::uint64_t high_water = 0;
-  const std::size_t count = SpanSupply::kMinIdleSpans;
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(supply.allocate(count, 1, high_water));
-  std::memset(region.base() + geometry.data_offset, 1, 3 * count * kSpanBytes);
-  for (std::size_t i = 0; i < 3; ++i) supply.release(i * count, count, RunContent::unknown);
-  EXPECT_EQ(supply.idle_spans(), count);
-  const ByteRange all = ByteRange::of(region.base() + geometry.data_offset, 3 * count * kSpanBytes);
-  EXPECT_EQ(resident_pages(all), count * kSpanBytes / page_size());
+// A region with room for more than stays idle, and a clock of its own.
+class SpanSupplyIdleTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kCount = SpanSupply::kMinIdleSpans;
+
+  SpanSupplyIdleTest()
+      : region_(must(Region::reserve(options()))),
+        geometry_(must(layout::geometry_for(options().reserve_bytes))),
+        supply_(must(SpanSupply::create(region_, geometry_, ClearPolicy::on_free, &now))) {
+    now_ms = 5000;
+  }
+  static RegionOptions options() {
+    RegionOptions result;
+    result.reserve_bytes = 1_GiB;
+    return result;
+  }
+  static std::uint64_t now() { return now_ms; }
+  std::byte* data(std::size_t span) const {
+    return region_.base() + geometry_.data_offset + span * kSpanBytes;
+  }
+  std::size_t resident_spans(std::size_t count) const {
+    return resident_pages(ByteRange::of(data(0), count * kSpanBytes)) * page_size() / kSpanBytes;
+  }
+  void allocate(std::size_t count) { ASSERT_TRUE(supply_.allocate(count, 1, high_water_)); }
+
+  static inline std::uint64_t now_ms = 0;
+  Region region_;
+  layout::Geometry geometry_;
+  SpanSupply supply_;
+  std::uint64_t high_water_ = 0;
+};
+
+TEST_F(SpanSupplyIdleTest, no_more_than_a_bound_stays_in_memory) {
+  for (int i = 0; i < 3; ++i) allocate(kCount);
+  std::memset(data(0), 1, 3 * kCount * kSpanBytes);
+  // What was in use lately stays; then it goes as more comes back.
+  supply_.release(0, kCount, RunContent::unknown);
+  supply_.release(kCount, kCount, RunContent::unknown);
+  EXPECT_EQ(supply_.idle_spans(), 2 * kCount);
+  EXPECT_EQ(resident_spans(3 * kCount), 3 * kCount);
+  for (int seconds = 0; seconds < 2; ++seconds) {
+    now_ms += 1000;
+    supply_.release(2 * kCount + static_cast<std::size_t>(seconds), 1, RunContent::unknown);
+  }
+  EXPECT_EQ(supply_.idle_spans(), kCount);
+  EXPECT_EQ(resident_spans(3 * kCount), 2 * kCount - 2);
 }
 
 // With a heap that shrinks the bound shrinks too.
-TEST(SpanSupplyIdleTest, the_bound_follows_what_is_in_use) {
-  RegionOptions options;
-  options.reserve_bytes = 1_GiB;
-  Region region = must(Region::reserve(options));
-  const layout::Geometry geometry = must(layout::geometry_for(options.reserve_bytes));
-  SpanSupply supply = must(SpanSupply::create(region, geometry));
-  std::uint64_t high_water = 0;
+TEST_F(SpanSupplyIdleTest, the_bound_follows_what_is_in_use) {
   constexpr std::size_t kRun = 16;
   constexpr std::size_t kRuns = 800;  // 800 MiB, of which one page each is touched
-  std::byte* const data = region.base() + geometry.data_offset;
   for (std::size_t i = 0; i < kRuns; ++i) {
-    ASSERT_TRUE(supply.allocate(kRun, 1, high_water));
-    data[i * kRun * kSpanBytes] = std::byte{1};
+    allocate(kRun);
+    *data(i * kRun) = std::byte{1};
   }
   std::size_t most = 0;
   for (std::size_t i = 0; i < kRuns; ++i) {
-    supply.release(i * kRun, kRun, RunContent::zero);  // they are not: that does not matter here
-    most = std::max(most, supply.idle_spans());
-    ASSERT_LE(supply.idle_spans(),
-              std::max(SpanSupply::kMinIdleSpans, supply.used_spans() / SpanSupply::kIdlePart));
+    now_ms += 2000;
+    supply_.release(i * kRun, kRun, RunContent::zero);  // they are not: that does not matter here
+    most = std::max(most, supply_.idle_spans());
+    // This run was in use till now, and the one before it when the bound was looked at last.
+    const std::size_t lately = supply_.used_spans() + 2 * kRun;
+    ASSERT_LE(supply_.idle_spans(),
+              std::max({kCount, supply_.used_spans() / SpanSupply::kIdlePart,
+                        lately + lately / SpanSupply::kRecentPart - supply_.used_spans()}));
   }
-  EXPECT_GT(most, SpanSupply::kMinIdleSpans);
-  EXPECT_EQ(supply.used_spans(), 0U);
+  EXPECT_GT(most, kCount);
+  EXPECT_EQ(supply_.used_spans(), 0U);
   // What went back to the system is prefilled and zero when it is used again.
-  const SpanRun all = supply.allocate(kRun * kRuns, 1, high_water).value();
+  const SpanRun all = supply_.allocate(kRun * kRuns, 1, high_water_).value();
   EXPECT_EQ(all.first, 0U);
-  EXPECT_EQ(supply.idle_spans(), 0U);
+  EXPECT_EQ(supply_.idle_spans(), 0U);
+}
+
+TEST_F(SpanSupplyIdleTest, trim_gives_everything_back) {
+  allocate(20);
+  std::memset(data(0), 1, 20 * kSpanBytes);
+  supply_.release(3, 4, RunContent::unknown);
+  supply_.release(10, 2, RunContent::unknown);
+  EXPECT_EQ(supply_.trim(), 6U);
+  EXPECT_EQ(supply_.idle_spans(), 0U);
+  EXPECT_EQ(resident_spans(20), 14U);
+  EXPECT_EQ(supply_.trim(), 0U);
+  EXPECT_TRUE(supply_.allocate(4, 1, high_water_).value().known_zero);
+}
+
+// A run grows where it is.
+
+TEST_F(SpanSupplyTest, a_run_takes_free_spans_behind_it) {
+  allocate(4);
+  EXPECT_EQ(supply_.extend(0, 4, 6, high_water_), true);
+  EXPECT_EQ(supply_.used_spans(), 6U);
+  EXPECT_EQ(allocate(1), 6U);
+}
+
+TEST_F(SpanSupplyTest, a_run_whose_neighbour_is_in_use_stays_as_it_is) {
+  allocate(4);
+  allocate(1);
+  EXPECT_EQ(supply_.extend(0, 4, 5, high_water_), std::nullopt);
+  EXPECT_EQ(supply_.used_spans(), 5U);
+}
+
+TEST_F(SpanSupplyTest, a_run_does_not_grow_beyond_the_reservation) {
+  allocate(4);
+  EXPECT_EQ(supply_.extend(0, 4, spans() + 1, high_water_), std::nullopt);
+  EXPECT_EQ(supply_.extend(0, 4, spans(), high_water_), true);
+  EXPECT_EQ(try_allocate(1), std::nullopt);
+}
+
+TEST_F(SpanSupplyTest, what_a_run_grows_by_is_known_to_be_zero_or_not) {
+  allocate(8);
+  release(4, 4);
+  EXPECT_EQ(supply_.extend(0, 4, 6, high_water_), true);
+  must(supply_.reset(8));
+  supply_.mark_used(0, 6);
+  EXPECT_EQ(supply_.extend(0, 6, 7, high_water_), false);
+}
+
+// Under the other policies what comes back is as it was.
+TEST(SpanSupplyKeepsTest, a_released_run_is_not_written_to) {
+  for (const ClearPolicy policy : {ClearPolicy::deferred, ClearPolicy::never}) {
+    RegionOptions options;
+    options.reserve_bytes = 16_MiB;
+    Region region = must(Region::reserve(options));
+    const layout::Geometry geometry = must(layout::geometry_for(options.reserve_bytes));
+    SpanSupply supply = must(SpanSupply::create(region, geometry, policy));
+    std::uint64_t high_water = 0;
+    ASSERT_TRUE(supply.allocate(4, 1, high_water));
+    std::byte* const data = region.base() + geometry.data_offset;
+    std::memset(data, 0xab, 4 * kSpanBytes);
+    must(region.tracker().collect(region.watch(), CollectMode::take));
+    supply.release(0, 4, RunContent::unknown);
+    EXPECT_EQ(supply.idle_spans(), 4U);
+    EXPECT_FALSE(must(region.tracker().collect(region.watch(), CollectMode::take)).written.any());
+    EXPECT_EQ(data[4 * kSpanBytes - 1], std::byte{0xab});
+    EXPECT_FALSE(supply.allocate(2, 1, high_water).value().known_zero);
+  }
 }
 
 TEST_F(SpanSupplyTest, handed_out_spans_are_tracked_exactly_also_the_second_time) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +11,18 @@
 #include "tests/support/must.h"
 
 namespace pagetide {
+
+inline std::string name_of(ClearPolicy policy) {
+  switch (policy) {
+    case ClearPolicy::deferred:
+      return "deferred";
+    case ClearPolicy::on_free:
+      return "on_free";
+    case ClearPolicy::never:
+      break;
+  }
+  return "never";
+}
 
 // A heap in a region of its own.
 class TestHeap {
