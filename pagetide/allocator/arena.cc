@@ -12,7 +12,8 @@ struct Arena::Impl {
   Impl(std::unique_ptr<Region> r, std::unique_ptr<Heap> h)
       : region(std::move(r)),
         heap(std::move(h)),
-        roots(reinterpret_cast<layout::RootEntry*>(region->base() + heap->geometry().roots_offset)),
+        roots(reinterpret_cast<layout::RootEntry*>(region->base() + heap->geometry().roots_offset),
+              &heap->changes()),
         resource(::new (region->base() + heap->geometry().runtime_offset) ArenaResource(*heap)) {}
 
   // The heap keeps a reference to the region, so it must not move with the arena.

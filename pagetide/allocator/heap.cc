@@ -86,6 +86,7 @@ Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment) {
   const std::size_t alignment_spans = std::max<std::size_t>(1, alignment / kSpanBytes);
   const auto run = tables.supply.allocate(count, alignment_spans, tables.superblock().spans_used);
   if (!run) return {};
+  tables.changes.note_entry(run->first);
   tables.entry(run->first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
   return {tables.span_data(run->first), run->known_zero};
 }
@@ -106,7 +107,7 @@ void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
   ThreadHeap* mine = threads->mine();
   const bool is_mine = mine != nullptr && mine->number() == owner_of(shared);
   if (is_mine) {
-    if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[size_class]);
+    if (tables.clear != ClearPolicy::never) clear_memory(block, kSlotBytes[size_class]);
     return mine->free_local(tables, span, size_class, slot);
   }
   free_remotely(span, slot, block);
@@ -121,7 +122,7 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
   if ((remote.load(std::memory_order_relaxed) & mask) != 0) {
     fatal_at("heap corruption: double free of ", block, "");
   }
-  if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[shared.size_class]);
+  if (tables.clear != ClearPolicy::never) clear_memory(block, kSlotBytes[shared.size_class]);
   ThreadHeap& owner = threads->by_number(owner_of(shared));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);
   if ((before & mask) != 0) fatal_at("heap corruption: double free of ", block, "");
@@ -139,6 +140,7 @@ void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   if (block != tables.span_data(span)) {
     fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
   }
+  tables.changes.note_entry(span);
   tables.entry(span) = {};
   tables.supply.release(span, count, RunContent::unknown);
 }
@@ -325,7 +327,7 @@ void Heap::deallocate(void* block) noexcept {
 }
 
 Result<void> Heap::clear_free_memory() {
-  if (impl_->tables.clear != ClearPolicy::on_free) {
+  if (impl_->tables.clear == ClearPolicy::never) {
     return failure(
         ErrorCode::invalid_argument,
         "free memory is not cleared for an arena under ClearPolicy::never: what is freed "
@@ -339,7 +341,7 @@ Result<void> Heap::clear_free_memory() {
     span += e.kind == SpanKind::large ? e.run_spans : 1;
   }
   impl_->tables.supply.clear_free_spans();
-  impl_->free_bytes_are_zero = true;
+  impl_->free_bytes_are_zero = impl_->tables.clear == ClearPolicy::on_free;
   return {};
 }
 
@@ -487,6 +489,10 @@ UsedRanges Heap::used_ranges() const {
   }
   add(g.data_offset, used * kSpanBytes);
   return ranges;
+}
+
+HeapChangeLog& Heap::changes() const {
+  return impl_->tables.changes;
 }
 
 std::uint64_t Heap::heap_bytes() const {

@@ -14,9 +14,13 @@
 
 namespace pagetide {
 
+class HeapChangeLog;
+
 enum class ClearPolicy : std::uint8_t {
   on_free,  // every freed byte is cleared at once, outside locks: no secret outlives its object
   never,    // freed bytes stay until they are reused; spans that become free are zero all the same
+  // Freed bytes are zero in every snapshot, whatever the memory holds: as on_free in memory.
+  deferred,
 };
 
 struct HeapStats {
@@ -31,7 +35,8 @@ struct HeapStats {
 };
 
 // The parts of a region that can differ from zero: superblock, roots, span table, eight groups of
-// bitmaps, data. A value without allocation, because it is asked for while writers are held.
+// bitmaps, data. A value without allocation, because it is asked for
+// while writers are held.
 class UsedRanges {
  public:
   // Ascending; a range that begins where the last one ends is joined to it.
@@ -112,6 +117,8 @@ class PAGETIDE_API Heap {
   // The pages that can differ from zero and belong to a snapshot, ascending and disjoint. Without
   // the run-time page.
   UsedRanges used_ranges() const;
+  // What of the metadata has changed since the log was cleared last. Not the superblock.
+  HeapChangeLog& changes() const;
   // Spans in use and the metadata for them, without walking.
   std::uint64_t heap_bytes() const;
   // Brings the bitmaps up to date with what threads have freed that do not own the block's span, so

@@ -29,6 +29,9 @@ Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
   auto supply = SpanSupply::create(region, *geometry);
   if (!supply) return propagate(supply);
   HeapTables tables(region, *geometry, std::move(*supply), clear);
+  auto changes = HeapChangeLog::create(geometry->span_count);
+  if (!changes) return propagate(changes);
+  tables.changes = std::move(*changes);
   auto shared = VirtualArray<SpanShared>::create(geometry->span_count);
   if (!shared) return propagate(shared);
   tables.shared = std::move(*shared);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "pagetide/allocator/heap.h"
+#include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/allocator/span_supply.h"
@@ -102,6 +103,7 @@ class HeapTables {
   Region& region;
   const layout::Geometry geometry;
   SpanSupply supply;
+  HeapChangeLog changes;  // of what lies in the region; noted before it is written
   VirtualArray<SpanShared> shared;
   VirtualArray<SpanState> states;
   // A bit a slot each, in the order of the slot bitmaps. `zero`: free, and known to be zero because

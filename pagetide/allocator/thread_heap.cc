@@ -114,6 +114,8 @@ bool ThreadHeap::take_word(HeapTables& tables, std::size_t size_class, std::size
   std::uint64_t& bits = tables.word(span, index);
   const std::uint64_t free = ~load_shared(bits) & slot_bits(slots_per_span(size_class), index);
   if (free == 0) return false;
+  // For all slots that will be handed out from it: the word is put back before a snapshot.
+  tables.changes.note_line(span, index / layout::kWordsPerGroup);
   Class& c = classes_[size_class];
   SpanState& state = tables.states[span];
   if (state.epoch != c.epoch) {
@@ -201,9 +203,13 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   // Zero already, unless the heap's bytes came from a damaged store: a stray bit here would lead
   // beyond the span.
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
-    if (load_shared(tables.word(span, i)) != 0) store_shared(tables.word(span, i), 0);
+    if (load_shared(tables.word(span, i)) != 0) {
+      tables.changes.note_line(span, i / layout::kWordsPerGroup);
+      store_shared(tables.word(span, i), 0);
+    }
     tables.zero_word(span, i) = run->known_zero ? ~std::uint64_t{0} : 0;
   }
+  tables.changes.note_entry(span);
   tables.entry(span) = {SpanKind::small, static_cast<std::uint8_t>(size_class), 0, 1};
   claim(tables, span, size_class, run->known_zero);
   tables.states[span] = {};
@@ -246,6 +252,7 @@ void ThreadHeap::free_local(HeapTables& tables, std::size_t span, std::size_t si
   const std::size_t index = slot / 64;
   const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
   std::uint64_t& bits = tables.word(span, index);
+  tables.changes.note_line(span, index / layout::kWordsPerGroup);
   store_shared(bits, load_shared(bits) & ~mask);
   const bool cleared = tables.clear != ClearPolicy::never;
   Word& word = classes_[size_class].word;
@@ -340,6 +347,7 @@ void ThreadHeap::release(HeapTables& tables, std::size_t span, std::size_t size_
   }
   c.slots -= slots;
   c.free_slots -= slots;
+  tables.changes.note_entry(span);
   tables.entry(span) = {};
   set_owner(tables.shared[span], 0);
   tables.supply.release(span, 1, is_zero ? RunContent::zero : RunContent::unknown);
@@ -410,6 +418,7 @@ void ThreadHeap::drain(HeapTables& tables) {
         fatal_at("heap corruption: double free in the span at ", tables.span_data(span),
                  ": by its own thread and by another");
       }
+      tables.changes.note_line(span, index / layout::kWordsPerGroup);
       store_shared(bits, load_shared(bits) & ~freed);
       const std::uint64_t zero = tables.clear != ClearPolicy::never ? freed : 0;
       Word& word = classes_[size_class].word;
