@@ -474,6 +474,13 @@ void Heap::set_holds_code_addresses() {
 }
 
 UsedRanges Heap::used_ranges() const {
+  UsedRanges ranges;
+  ranges.add({impl_->tables.region.range().begin + impl_->tables.geometry.data_offset,
+              impl_->tables.superblock().spans_used * kSpanBytes});
+  return ranges;
+}
+
+UsedRanges Heap::metadata_ranges() const {
   const layout::Geometry& g = impl_->tables.geometry;
   const std::size_t used = impl_->tables.superblock().spans_used;
   const std::uintptr_t base = impl_->tables.region.range().begin;
@@ -487,8 +494,15 @@ UsedRanges Heap::used_ranges() const {
   for (std::size_t group = 0; group < layout::kBitmapGroups; ++group) {
     add(g.bitmaps_offset + group * g.group_bytes, used * layout::kBytesPerGroupLine);
   }
-  add(g.data_offset, used * kSpanBytes);
   return ranges;
+}
+
+HeapMetadata Heap::metadata() const {
+  return {impl_->tables.region.base(), impl_->tables.geometry};
+}
+
+std::size_t Heap::image_bytes() const {
+  return impl_->tables.geometry.data_offset + impl_->tables.superblock().spans_used * kSpanBytes;
 }
 
 HeapChangeLog& Heap::changes() const {

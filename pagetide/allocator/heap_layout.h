@@ -113,6 +113,13 @@ constexpr std::size_t slots_per_span(std::size_t size_class) {
   return kSpanBytes / kSlotBytes[size_class];
 }
 
+// The groups of a span's bitmap that its slots need; none for what is no span of slots.
+constexpr std::size_t bitmap_groups(const SpanEntry& entry) {
+  if (entry.kind != SpanKind::small || entry.size_class >= kSizeClasses) return 0;
+  constexpr std::size_t kSlotsPerGroup = kWordsPerGroup * 64;
+  return (slots_per_span(entry.size_class) + kSlotsPerGroup - 1) / kSlotsPerGroup;
+}
+
 // Where everything is for a region of a given size.
 struct Geometry {
   std::size_t runtime_offset = 0;

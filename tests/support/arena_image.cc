@@ -21,9 +21,10 @@ void add_pages(ArenaImage& image, std::size_t first_page, const std::byte* conte
 
 ArenaImage image_of(const Arena& arena) {
   ArenaImage image;
-  const UsedRanges used = arena.heap().used_ranges();
-  for (const ByteRange& range : used.span()) {
-    add_pages(image, (range.begin - arena.range().begin) / page_size(), range.data(), range.size);
+  for (const UsedRanges& used : {arena.heap().metadata_ranges(), arena.heap().used_ranges()}) {
+    for (const ByteRange& range : used.span()) {
+      add_pages(image, (range.begin - arena.range().begin) / page_size(), range.data(), range.size);
+    }
   }
   return image;
 }
