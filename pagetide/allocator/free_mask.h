@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "pagetide/allocator/heap_metadata.h"
-#include "pagetide/base/export.h"
 
 namespace pagetide {
 
@@ -14,7 +13,7 @@ namespace pagetide {
 //
 // Allocates nothing. The metadata must not change meanwhile. Not thread-safe. Pages may come in any
 // order; ascending costs least, because it remembers where in the span table it was.
-class PAGETIDE_API FreeMask {
+class FreeMask {
  public:
   explicit FreeMask(const HeapMetadata& metadata) : metadata_(metadata) {}
 

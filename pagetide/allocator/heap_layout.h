@@ -26,7 +26,9 @@
 // Slot bitmap of span s: up to 4096 bits, one a slot of its size class, set = allocated, in 64
 // words. Words 8g to 8g+7 are group g and stand at bitmaps_offset + g * group_bytes + s * 64: a
 // span whose class is 128 bytes or more has its whole bitmap in group 0, and the lines of
-// neighbouring spans are adjacent, so few metadata pages get dirty.
+// neighbouring spans are adjacent.
+//
+// The metadata is not tracked by pages; HeapChangeLog knows what of it has changed.
 
 namespace pagetide::layout {
 

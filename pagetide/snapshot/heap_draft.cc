@@ -50,6 +50,9 @@ void HeapDraft::copy_span(const HeapMetadata& heap, const Change& change) {
 }
 
 void HeapDraft::clear() {
+  // As much as hardly any take that is not the first one needs stays in memory.
+  constexpr std::size_t kLinesKept = std::size_t{16} << 10U;
+  if (line_count_ > kLinesKept) lines_.reset();
   logged_count_ = logged_root_count_ = 0;
   copied_count_ = entry_count_ = line_count_ = root_count_ = 0;
 }

@@ -11,6 +11,12 @@ namespace pagetide {
 
 using format::BitmapLine;
 
+namespace {
+
+constexpr std::size_t kMostRunBytes = std::size_t{8} << 20;
+
+}  // namespace
+
 Result<HeapState> HeapState::create(std::size_t reserve_bytes) {
   auto geometry = layout::geometry_for(reserve_bytes);
   if (!geometry) return propagate(geometry);
@@ -101,17 +107,18 @@ std::span<const std::byte> HeapState::bytes_of(PageRange pages) const {
 }
 
 Result<void> HeapState::for_each_page_run(const PageVisitor& visit) const {
+  const std::size_t most_pages = divide_up(kMostRunBytes, page_size());
+  const auto is_zero = [this](std::size_t page) {
+    return is_all_zero(bytes_of({page, 1}).data(), page_size());
+  };
   for (const PageRange& range : used_pages(metadata().spans_used())) {
-    PageRange run{range.first, 0};
-    for (std::size_t page = range.first; page <= range.end(); ++page) {
-      if (page < range.end() && !is_all_zero(bytes_of({page, 1}).data(), page_size())) {
-        ++run.count;
-        continue;
-      }
+    for (std::size_t page = range.first; page < range.end();) {
+      PageRange run{page, 0};
+      while (run.end() < range.end() && run.count < most_pages && !is_zero(run.end())) ++run.count;
       if (!run.empty()) {
         if (auto r = visit(run, bytes_of(run)); !r) return r;
       }
-      run = {page + 1, 0};
+      page = std::max(run.end(), page + 1);
     }
   }
   return {};

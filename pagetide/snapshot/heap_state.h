@@ -29,7 +29,8 @@ class HeapState {
   // All that is not zero.
   std::vector<std::byte> encode_full() const;
 
-  // Calls visit(pages, content) for each run of pages that are not zero, ascending.
+  // Calls visit(pages, content) for each run of pages that are not zero, ascending, with at most
+  // 8 MiB at a time.
   using PageVisitor = std::function<Result<void>(PageRange, std::span<const std::byte>)>;
   Result<void> for_each_page_run(const PageVisitor& visit) const;
 

@@ -353,7 +353,7 @@ Result<void> Snapshotter::Impl::place_in_chain(format::Manifest& manifest) const
   h.chain_bytes = parent->chain_bytes + manifest.heap_delta.size() +
                   format::manifest_bytes(manifest.delta.size(), manifest.delta_hashes.size());
   // Of the heap record, an entry and a few words a span.
-  constexpr std::size_t kFullBytesPerSpan = 24;
+  constexpr std::size_t kFullBytesPerSpan = 96;
   const std::size_t full_bytes =
       (std::max(base->pages.end(), first_page()) - first_page()) * sizeof(Hash128) +
       base->heap.metadata().spans_used() * kFullBytesPerSpan;
@@ -412,7 +412,10 @@ Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uin
 // Whatever becomes of a take.
 struct Snapshotter::TidyStaging {
   Impl& snapshotter;
-  ~TidyStaging() { snapshotter.tidy_staging(); }
+  ~TidyStaging() {
+    snapshotter.tidy_staging();
+    snapshotter.heap_draft->clear();
+  }
 };
 
 Snapshotter::Snapshotter(Arena& arena, Store& store, SnapshotterOptions options)

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +16,7 @@
 #include <vector>
 
 #include "pagetide/allocator/heap_change_log.h"
+#include "pagetide/base/hash.h"
 #include "pagetide/snapshot/heap_draft.h"
 #include "pagetide/snapshot/snapshotter.h"
 #include "pagetide/snapshot/store_impl.h"
@@ -20,6 +24,7 @@
 #include "tests/support/crash_file_system.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/support/test_scale.h"
 
 namespace pagetide {
@@ -208,6 +213,75 @@ TEST_F(HeapMetadataTest, a_rollback_to_another_store_puts_all_of_it_back) {
   must(Snapshotter(arena, second).rollback(target));
   EXPECT_EQ(difference(then, metadata_of(arena)), "");
   EXPECT_TRUE(arena.heap().check().has_value());
+}
+
+// --- records that are not sound ---
+
+class HeapRecordInStoreTest : public ::testing::Test {
+ protected:
+  HeapRecordInStoreTest() {
+    Arena arena = must(Arena::create({.name = "forged", .reserve_bytes = 32_MiB}));
+    for (std::size_t i = 1; i < 200; ++i) {
+      std::memset(must(arena.allocate(i * 30)), 1, i * 30);
+    }
+    must(arena.allocate(200'000));
+    must(Snapshotter(arena, *store_).take());
+  }
+
+  std::string file() { return directory_.file("store") + "/000000000001.manifest"; }
+  std::vector<std::byte> read() { return must(store_->impl().read_file("000000000001.manifest")); }
+  void write(const std::vector<std::byte>& bytes) {
+    std::ofstream(file(), std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+  }
+
+  TemporaryDirectory directory_;
+  std::optional<Store> store_ = must(Store::open(directory_.file("store")));
+};
+
+TEST_F(HeapRecordInStoreTest, damage_is_named_as_the_records) {
+  std::vector<std::byte> bytes = read();
+  bytes[bytes.size() - 20] ^= std::byte{4};
+  write(bytes);
+  const auto image = store_->read_metadata(
+      {1}, [](PageRange, std::span<const std::byte>) { return Result<void>(); });
+  ASSERT_FALSE(image.has_value());
+  EXPECT_EQ(image.error().code(), ErrorCode::damaged);
+  EXPECT_NE(image.error().message().find("the checksum of its heap record does not match"),
+            std::string::npos)
+      << image.error().message();
+  EXPECT_FALSE(must(verify(*store_)).sound());
+}
+
+// All checksums are right, as somebody who means harm would make them.
+TEST_F(HeapRecordInStoreTest, forged_content_is_an_error_or_some_heap_and_never_a_crash) {
+  RandomSource random;
+  const std::vector<std::byte> genuine = read();
+  const auto& root = store_->impl().root;
+  std::size_t opened = 0;
+  for (std::size_t round = 0; round < scaled(300); ++round) {
+    auto manifest = must(format::decode_manifest(genuine, root.uuid, 1, root.seed, file()));
+    auto& record = manifest.heap_delta;
+    for (std::size_t i = random.between(1, 8); i > 0; --i) {
+      // The superblock, and what comes behind it.
+      const std::size_t at =
+          random.one_in(3) ? random.between(40, 207) : random.between(208, record.size() - 9);
+      record[at] = static_cast<std::byte>(random.one_in(3) ? 0xff : random.next());
+    }
+    const std::uint64_t checksum = hash64(record.data(), record.size() - 8);
+    std::memcpy(record.data() + record.size() - 8, &checksum, 8);
+    if (random.one_in(2)) manifest.header.flags |= format::kFreeBytesMasked;
+    write(format::encode(manifest, root.seed));
+    (void)store_->read_image({1},
+                             [](PageRange, std::span<const std::byte>) { return Result<void>(); });
+    (void)verify(*store_);
+    if (auto arena = store_->open_arena({1})) {
+      ++opened;
+      (void)arena->heap().check();
+    }
+  }
+  std::printf("%zu opened\n", opened);
 }
 
 // --- everything at once ---
