@@ -133,6 +133,36 @@ TEST_F(HeapMetadataTest, what_is_copied_in_the_stop_follows_the_changes) {
   EXPECT_EQ(captured_lines(), 50U);
 }
 
+TEST_F(HeapMetadataTest, nothing_is_logged_after_a_take_a_rollback_or_opening) {
+  Arena arena = new_arena();
+  std::optional<Snapshotter> snapshotter(std::in_place, arena, store_);
+  const auto is_empty = [](const HeapChangeLog& log) {
+    bool empty = true;
+    log.for_each([&](std::size_t, std::uint8_t, bool) { empty = false; });
+    log.for_each_root([&](std::size_t) { empty = false; });
+    return empty;
+  };
+  const auto change = [&] {
+    must(arena.roots().set({"root", must(arena.allocate(500)), 1, 500}));
+    EXPECT_FALSE(is_empty(arena.heap().changes()));
+  };
+  change();
+  const SnapshotId first = must(snapshotter->take());
+  EXPECT_TRUE(is_empty(arena.heap().changes()));
+  change();
+  must(snapshotter->rollback(first));
+  EXPECT_TRUE(is_empty(arena.heap().changes()));
+  change();
+  const SnapshotId second = must(snapshotter->take());
+  change();
+  must(snapshotter->rollback(first));
+  EXPECT_TRUE(is_empty(arena.heap().changes()));
+  snapshotter.reset();
+  { const Arena ending = std::move(arena); }
+  const Arena again = must(store_.open_arena(second));
+  EXPECT_TRUE(is_empty(again.heap().changes()));
+}
+
 // --- what becomes of changes that a snapshot could not take ---
 
 TEST_F(HeapMetadataTest, changes_of_a_failed_take_are_in_the_next_one) {

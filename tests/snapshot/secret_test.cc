@@ -300,6 +300,17 @@ TEST_F(DeferredSecretTest, is_gone_after_a_rollback_to_the_second_and_back_after
   EXPECT_TRUE(region_holds(arena_, secret_));
 }
 
+// As after opening.
+TEST_F(DeferredSecretTest, stays_away_when_its_slot_is_handed_out_again_after_a_rollback) {
+  const SnapshotId second = take();
+  *blocks_[5] = 1;
+  must(snapshotter_->rollback(second));
+  for (std::size_t i = 0; i < 2 * layout::kSpanBytes / kBytes; ++i) must(arena_.allocate(kBytes));
+  const SnapshotId id = take();
+  EXPECT_FALSE(image_holds(id));
+  EXPECT_EQ(difference(image_of(arena_), must(image_of(store_, id))), "");
+}
+
 // A slot that is free in a snapshot is stored as zeros, whatever memory held. So going back to when
 // it was in use and zero must not take equal pages for equal memory.
 TEST_F(DeferredSecretTest, does_not_stay_in_a_slot_that_was_zero_before) {
