@@ -86,7 +86,7 @@ void HeapDraft::put_back(HeapChangeLog& log) const {
   for (const Change& change : logged_.span().first(logged_count_)) {
     if (change.entry) log.note_entry(change.span);
     for (std::size_t group = 0; group < kBitmapGroups; ++group) {
-      if ((change.lines >> group & 1U) != 0) log.note_line(change.span, group);
+      if ((unsigned{change.lines} >> group & 1U) != 0) log.note_line(change.span, group);
     }
   }
   for (const std::size_t root : logged_roots_.span().first(logged_root_count_)) log.note_root(root);

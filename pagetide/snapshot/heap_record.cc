@@ -81,7 +81,7 @@ bool read_lines(Reader& reader, std::uint64_t count, std::size_t spans, HeapReco
       return false;
     }
     for (std::size_t word = 0; word < words.size(); ++word) {
-      if ((mask >> word & 1U) != 0 && !reader.take(words.at(word))) return false;
+      if ((unsigned{mask} >> word & 1U) != 0 && !reader.take(words.at(word))) return false;
     }
     if (sink != nullptr) sink->line(line, mask, words);
   }
@@ -128,7 +128,8 @@ void HeapRecordWriter::add_line(std::size_t line, const BitmapLine& words,
   lines_.add_number(line);
   lines_.bytes.push_back(static_cast<std::byte>(mask));
   for (std::size_t word = 0; word < words.size(); ++word) {
-    if ((mask >> word & 1U) != 0) lines_.add_bytes(&words.at(word), sizeof(std::uint64_t));
+    if ((unsigned{mask} >> word & 1U) != 0)
+      lines_.add_bytes(&words.at(word), sizeof(std::uint64_t));
   }
 }
 

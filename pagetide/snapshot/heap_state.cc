@@ -46,7 +46,7 @@ class HeapState::Writer : public format::HeapRecordSink {
     const std::size_t offset =
         state_.offset_of_line(line / layout::kBitmapGroups, line % layout::kBitmapGroups);
     for (std::size_t word = 0; word < words.size(); ++word) {
-      if ((mask >> word & 1U) == 0) continue;
+      if ((unsigned{mask} >> word & 1U) == 0) continue;
       put(offset + word * sizeof(std::uint64_t), &words.at(word), sizeof(std::uint64_t));
     }
   }

@@ -614,7 +614,7 @@ void Snapshotter::Impl::put_back_heap(const HeapState& target,
       target.write_part_to(region, target.offset_of_entry(span), sizeof(layout::SpanEntry));
     }
     for (std::size_t group = 0; group < layout::kBitmapGroups; ++group) {
-      if ((lines >> group & 1U) == 0) continue;
+      if ((unsigned{lines} >> group & 1U) == 0) continue;
       target.write_part_to(region, target.offset_of_line(span, group), layout::kBytesPerGroupLine);
     }
   });

@@ -33,7 +33,7 @@ struct Content : format::HeapRecordSink {
   }
   void line(std::size_t number, std::uint8_t mask, const BitmapLine& words) override {
     for (std::size_t i = 0; i < words.size(); ++i) {
-      if ((mask >> i & 1U) != 0) lines[number * words.size() + i] = words.at(i);
+      if ((unsigned{mask} >> i & 1U) != 0) lines[number * words.size() + i] = words.at(i);
     }
   }
 
