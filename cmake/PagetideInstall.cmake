@@ -28,6 +28,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "allocator/arena_c_handle.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
+  PATTERN "allocator/free_mask.h" EXCLUDE
+  PATTERN "allocator/heap_change_log.h" EXCLUDE
   PATTERN "allocator/heap_race_points.h" EXCLUDE
   PATTERN "allocator/heap_tables.h" EXCLUDE
   PATTERN "allocator/run_zeroing.h" EXCLUDE
@@ -37,6 +39,9 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "allocator/clear/kernel_functions.h" EXCLUDE
   PATTERN "snapshot/draft.h" EXCLUDE
   PATTERN "snapshot/format.h" EXCLUDE
+  PATTERN "snapshot/heap_draft.h" EXCLUDE
+  PATTERN "snapshot/heap_record.h" EXCLUDE
+  PATTERN "snapshot/heap_state.h" EXCLUDE
   PATTERN "snapshot/page_map.h" EXCLUDE
   PATTERN "snapshot/segment.h" EXCLUDE
   PATTERN "snapshot/store_c_handle.h" EXCLUDE

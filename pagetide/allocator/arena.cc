@@ -12,7 +12,8 @@ struct Arena::Impl {
   Impl(std::unique_ptr<Region> r, std::unique_ptr<Heap> h)
       : region(std::move(r)),
         heap(std::move(h)),
-        roots(reinterpret_cast<layout::RootEntry*>(region->base() + heap->geometry().roots_offset)),
+        roots(reinterpret_cast<layout::RootEntry*>(region->base() + heap->geometry().roots_offset),
+              &heap->changes()),
         resource(::new (region->base() + heap->geometry().runtime_offset) ArenaResource(*heap)) {}
 
   // The heap keeps a reference to the region, so it must not move with the arena.
@@ -32,8 +33,13 @@ Arena::~Arena() = default;
 namespace {
 
 Result<std::unique_ptr<Region>> reserve_region(const ArenaOptions& options) {
-  auto region = Region::reserve(
-      {options.reserve_bytes, options.base, options.prefill, options.backend, options.hot_pages});
+  RegionOptions region_options{options.reserve_bytes, options.base, options.prefill,
+                               options.backend, options.hot_pages};
+  // Where the reservation is too small, who asks for the geometry next says so.
+  if (auto geometry = layout::geometry_for(round_up(options.reserve_bytes, page_size()))) {
+    region_options.tracked_from = geometry->data_offset;
+  }
+  auto region = Region::reserve(region_options);
   if (!region) return propagate(region);
   return std::make_unique<Region>(std::move(*region));
 }

@@ -129,7 +129,7 @@ Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment,
   const auto run = tables.supply.allocate(count, alignment_spans, tables.superblock().spans_used);
   if (!run) return {};
   const bool known_zero = clear_if_late(run->known_zero, run->first, count, overwritten);
-  tables.note_entry(run->first);
+  tables.changes.note_entry(run->first);
   tables.entry(run->first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
   return {tables.span_data(run->first), known_zero};
 }
@@ -231,7 +231,7 @@ void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   if (block != tables.span_data(span)) {
     fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
   }
-  tables.note_entry(span);
+  tables.changes.note_entry(span);
   tables.entry(span) = {};
   tables.supply.release(span, count, RunContent::unknown);
 }
@@ -248,7 +248,7 @@ std::size_t Heap::Impl::resize_large(std::size_t span, std::size_t bytes) {
     clear_if_late(*known_zero, span + count, wanted - count, 0);
   }
   if (wanted != count) {
-    tables.note_entry(span);
+    tables.changes.note_entry(span);
     tables.entry(span).run_spans = static_cast<std::uint32_t>(wanted);
   }
   if (wanted < count) tables.supply.release(span + wanted, count - wanted, RunContent::unknown);
@@ -511,7 +511,7 @@ std::size_t Heap::trim() noexcept {
 }
 
 Result<void> Heap::clear_free_memory() {
-  if (impl_->tables.clear != ClearPolicy::on_free) {
+  if (impl_->tables.clear == ClearPolicy::never) {
     return failure(
         ErrorCode::invalid_argument,
         "free memory is not cleared for an arena under ClearPolicy::never: what is freed "
@@ -525,7 +525,7 @@ Result<void> Heap::clear_free_memory() {
     span += e.kind == SpanKind::large ? e.run_spans : 1;
   }
   impl_->tables.supply.clear_free_spans();
-  impl_->free_bytes_are_zero = true;
+  impl_->free_bytes_are_zero = impl_->tables.clear == ClearPolicy::on_free;
   return {};
 }
 
@@ -663,6 +663,13 @@ void Heap::set_holds_code_addresses() {
 }
 
 UsedRanges Heap::used_ranges() const {
+  UsedRanges ranges;
+  ranges.add({impl_->tables.region.range().begin + impl_->tables.geometry.data_offset,
+              impl_->tables.superblock().spans_used * kSpanBytes});
+  return ranges;
+}
+
+UsedRanges Heap::metadata_ranges() const {
   const layout::Geometry& g = impl_->tables.geometry;
   const std::size_t used = impl_->tables.superblock().spans_used;
   const std::uintptr_t base = impl_->tables.region.range().begin;
@@ -676,8 +683,19 @@ UsedRanges Heap::used_ranges() const {
   for (std::size_t group = 0; group < layout::kBitmapGroups; ++group) {
     add(g.bitmaps_offset + group * g.group_bytes, used * layout::kBytesPerGroupLine);
   }
-  add(g.data_offset, used * kSpanBytes);
   return ranges;
+}
+
+HeapMetadata Heap::metadata() const {
+  return {impl_->tables.region.base(), impl_->tables.geometry};
+}
+
+std::size_t Heap::image_bytes() const {
+  return impl_->tables.geometry.data_offset + impl_->tables.superblock().spans_used * kSpanBytes;
+}
+
+HeapChangeLog& Heap::changes() const {
+  return impl_->tables.changes;
 }
 
 std::uint64_t Heap::heap_bytes() const {

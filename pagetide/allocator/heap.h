@@ -9,11 +9,14 @@
 
 #include "pagetide/allocator/clear_policy.h"
 #include "pagetide/allocator/heap_layout.h"
+#include "pagetide/allocator/heap_metadata.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
 
 namespace pagetide {
+
+class HeapChangeLog;
 
 struct HeapStats {
   std::uint64_t live_blocks = 0;
@@ -25,8 +28,8 @@ struct HeapStats {
   std::uint64_t reserve_bytes = 0;
 };
 
-// The parts of a region that can differ from zero: superblock, roots, span table, eight groups of
-// bitmaps, data. A value without allocation, because it is asked for while writers are held.
+// Parts of a region that can differ from zero. A value without allocation, because it is asked for
+// while writers are held.
 class UsedRanges {
  public:
   // Ascending; a range that begins where the last one ends is joined to it.
@@ -113,9 +116,16 @@ class PAGETIDE_API Heap {
   const layout::Geometry& geometry() const;
 
   // --- for the snapshot layer ---
-  // The pages that can differ from zero and belong to a snapshot, ascending and disjoint. Without
-  // the run-time page.
+  // The pages of the data that can differ from zero.
   UsedRanges used_ranges() const;
+  // The same of the metadata: superblock, roots, span table, eight groups of bitmaps; ascending and
+  // disjoint, without the run-time page.
+  UsedRanges metadata_ranges() const;
+  HeapMetadata metadata() const;
+  // Everything from here on is zero; from the region's start.
+  std::size_t image_bytes() const;
+  // What of the metadata has changed since the log was cleared last. Not the superblock.
+  HeapChangeLog& changes() const;
   // Spans in use and the metadata for them, without walking.
   std::uint64_t heap_bytes() const;
   // Brings the bitmaps up to date with what threads have freed that do not own the block's span, so

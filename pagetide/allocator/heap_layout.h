@@ -26,7 +26,9 @@
 // Slot bitmap of span s: up to 4096 bits, one a slot of its size class, set = allocated, in 64
 // words. Words 8g to 8g+7 are group g and stand at bitmaps_offset + g * group_bytes + s * 64: a
 // span whose class is 128 bytes or more has its whole bitmap in group 0, and the lines of
-// neighbouring spans are adjacent, so few metadata pages get dirty.
+// neighbouring spans are adjacent.
+//
+// The metadata is not tracked by pages; HeapChangeLog knows what of it has changed.
 
 namespace pagetide::layout {
 
@@ -130,6 +132,13 @@ constexpr std::size_t size_class_of(std::size_t bytes) {
 
 constexpr std::size_t slots_per_span(std::size_t size_class) {
   return kSpanBytes / kSlotBytes[size_class];
+}
+
+// The groups of a span's bitmap that its slots need; none for what is no span of slots.
+constexpr std::size_t bitmap_groups(const SpanEntry& entry) {
+  if (entry.kind != SpanKind::small || entry.size_class >= kSizeClasses) return 0;
+  constexpr std::size_t kSlotsPerGroup = kWordsPerGroup * 64;
+  return (slots_per_span(entry.size_class) + kSlotsPerGroup - 1) / kSlotsPerGroup;
 }
 
 // Where everything is for a region of a given size.

@@ -36,6 +36,9 @@ Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
   auto mail = VirtualArray<SpanMail>::create(geometry->span_count);
   if (!mail) return propagate(mail);
   tables.mail = std::move(*mail);
+  auto changes = HeapChangeLog::create(geometry->span_count);
+  if (!changes) return propagate(changes);
+  tables.changes = std::move(*changes);
   auto states = VirtualArray<SpanState>::create(geometry->span_count);
   if (!states) return propagate(states);
   tables.states = std::move(*states);

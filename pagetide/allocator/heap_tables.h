@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "pagetide/allocator/clear_policy.h"
+#include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/allocator/slack.h"
@@ -168,6 +169,7 @@ class HeapTables {
   Region& region;
   const layout::Geometry geometry;
   SpanSupply supply;
+  HeapChangeLog changes;  // of what lies in the region; noted before it is written
   VirtualArray<SpanHead> heads;
   VirtualArray<SpanMail> mail;
   VirtualArray<SpanState> states;
@@ -204,8 +206,10 @@ class HeapTables {
   }
   // Whether what is not known to be zero is cleared before it is handed out.
   bool clears_late() const { return clear == ClearPolicy::deferred; }
-  void note_line(std::size_t, std::size_t) {}
-  void note_entry(std::size_t) {}
+  // A word of a slot bitmap is about to change.
+  void note_word(std::size_t span, std::size_t index) {
+    changes.note_line(span, index / layout::kWordsPerGroup);
+  }
   std::byte* span_data(std::size_t span) const { return data_ + span * layout::kSpanBytes; }
   // At least data_bytes() for an address that is not owned.
   std::size_t data_offset_of(const void* address) const {

@@ -183,6 +183,7 @@ struct Region::Impl {
   }
 
   ByteRange range;
+  ByteRange tracked;
   Tracker tracker;
   Prefill prefill;
   WatchId watch;
@@ -206,6 +207,12 @@ Result<Region> Region::reserve(const RegionOptions& options) {
                     "be a multiple of the page size {}.",
                     options.reserve_bytes, options.base, page_size()));
   }
+  if (options.tracked_from % page_size() != 0 || options.tracked_from >= size) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("cannot track from byte {} of {}: it must be a multiple of the page "
+                               "size {}, inside the reservation.",
+                               options.tracked_from, size, page_size()));
+  }
   auto tracker = Tracker::create({.backend = options.backend, .hot_pages = options.hot_pages});
   if (!tracker) return propagate(tracker);
   ByteRange range{options.base, size};
@@ -219,7 +226,8 @@ Result<Region> Region::reserve(const RegionOptions& options) {
   ReservedRange reserved(range);
   auto impl = std::make_unique<Impl>(range, std::move(*tracker), options.prefill);
   reserved.set_owned();
-  auto watch = impl->tracker.watch(range);
+  impl->tracked = {range.begin + options.tracked_from, range.size - options.tracked_from};
+  auto watch = impl->tracker.watch(impl->tracked);
   if (!watch) return propagate(watch);
   impl->watch = *watch;
   // Keeps an untouched reservation of any size out of core dumps.
@@ -229,6 +237,9 @@ Result<Region> Region::reserve(const RegionOptions& options) {
 
 ByteRange Region::range() const {
   return impl_->range;
+}
+ByteRange Region::tracked_range() const {
+  return impl_->tracked;
 }
 Prefill Region::prefill_policy() const {
   return impl_->prefill;

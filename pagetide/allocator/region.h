@@ -17,10 +17,14 @@ struct RegionOptions {
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};
+  // What lies before is memory like any other: neither tracked nor prefilled. Whole pages, less
+  // than the reservation.
+  std::size_t tracked_from = 0;
 };
 
 // One reservation of address space at a fixed base, committed piece by piece and tracked as a
-// whole. Memory inside is never unmapped or mapped over, so that the registration holds.
+// whole, or from some page on. Memory inside is never unmapped or mapped over, so that the
+// registration holds.
 //
 // The base: what the caller names, else the first free place from 0x5500_0000_0000 upward for
 // reservations that end below 0x5555_0000_0000 (where the kernel puts position-independent
@@ -40,6 +44,8 @@ class PAGETIDE_API Region {
 
   ByteRange range() const;
   std::byte* base() const { return range().data(); }
+  // What watch() stands for: its pages are numbered from here.
+  ByteRange tracked_range() const;
   Prefill prefill_policy() const;
   Tracker& tracker() const;
   WatchId watch() const;

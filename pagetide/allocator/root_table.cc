@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <span>
 
+#include "pagetide/allocator/heap_change_log.h"
+
 namespace pagetide {
 
 namespace {
@@ -58,6 +60,10 @@ void point_to(layout::RootEntry& entry, const Root& root) {
 
 }  // namespace
 
+void RootTable::note(const layout::RootEntry& entry) const {
+  if (changes_ != nullptr) changes_->note_root(static_cast<std::size_t>(&entry - entries_));
+}
+
 // Under the lock.
 Result<void> RootTable::fill_free(const Root& root) {
   layout::RootEntry* free_entry = slot_of({});
@@ -68,6 +74,7 @@ Result<void> RootTable::fill_free(const Root& root) {
                     "container that is one root.",
                     layout::kRootCapacity));
   }
+  note(*free_entry);
   point_to(*free_entry, root);
   root.name.copy(free_entry->name.data(), free_entry->name.size());
   return {};
@@ -88,6 +95,7 @@ Result<void> RootTable::set(const Root& root) {
   const RankedLock lock(mutex_);
   layout::RootEntry* entry = slot_of(root.name);
   if (entry == nullptr) return fill_free(root);
+  note(*entry);
   point_to(*entry, root);
   return {};
 }
@@ -98,6 +106,7 @@ Result<void> RootTable::erase(std::string_view name) {
   if (entry == nullptr) {
     return failure(ErrorCode::not_found, fmt::format("the arena has no root named '{}'.", name));
   }
+  note(*entry);
   *entry = {};
   return {};
 }

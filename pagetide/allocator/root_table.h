@@ -12,6 +12,8 @@
 
 namespace pagetide {
 
+class HeapChangeLog;
+
 // A named object of an arena: where a new process begins to read.
 struct Root {
   std::string name;
@@ -23,8 +25,10 @@ struct Root {
 // The named roots of a heap: up to 256, names up to 39 bytes, kept in the region. Thread-safe.
 class PAGETIDE_API RootTable {
  public:
-  // `entries` are the kRootCapacity entries in the region.
-  explicit RootTable(layout::RootEntry* entries) : entries_(entries) {}
+  // `entries` are the kRootCapacity entries in the region; changes to them are noted in `changes`,
+  // unless it is nullptr.
+  explicit RootTable(layout::RootEntry* entries, HeapChangeLog* changes = nullptr)
+      : entries_(entries), changes_(changes) {}
 
   // not_found when there is none.
   Result<Root> find(std::string_view name) const;
@@ -38,9 +42,11 @@ class PAGETIDE_API RootTable {
  private:
   layout::RootEntry* slot_of(std::string_view name) const;
   Result<void> fill_free(const Root& root);
+  void note(const layout::RootEntry& entry) const;
 
   mutable RankedMutex mutex_{LockRank::heap_roots, "heap roots"};
   layout::RootEntry* entries_;
+  HeapChangeLog* changes_;
 };
 
 }  // namespace pagetide

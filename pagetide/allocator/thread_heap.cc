@@ -124,7 +124,7 @@ bool ThreadHeap::stack_from_word(HeapTables& tables, std::size_t size_class, std
   const std::size_t first_page = lowest * slot_bytes / kSpanPageBytes;
   stamp(tables.heads[span], number_, c.epoch,
         (std::uint32_t{2} << last_page) - (std::uint32_t{1} << first_page));
-  tables.note_line(span, index);
+  tables.note_word(span, index);
   taken |= free;
   std::uint64_t& zeros = tables.zero_word(span, index);
   const std::uint64_t zero = zeros & free;
@@ -202,12 +202,12 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   if (!run) return false;
   const std::size_t span = run->first;
   const std::size_t slots = slots_per_span(size_class);
-  tables.note_entry(span);
+  tables.changes.note_entry(span);
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
     // Zero already, unless the heap's bytes came from a damaged store: a stray bit here would lead
     // beyond the span.
     if (load_shared(tables.word(span, i)) != 0) {
-      tables.note_line(span, i);
+      tables.note_word(span, i);
       store_shared(tables.word(span, i), 0);
     }
     tables.taken_word(span, i) = 0;
@@ -253,7 +253,7 @@ void ThreadHeap::free_local(HeapTables& tables, std::size_t span, std::size_t si
   const bool clears =
       tables.clears_on_free(is_written_in(tables.heads[span], tables.epoch(), offset));
   if (clears) clear_memory(tables.span_data(span) + offset, slot_bytes);
-  tables.note_line(span, slot / 64);
+  tables.note_word(span, slot / 64);
   std::uint64_t& bits = tables.word(span, slot / 64);
   store_shared(bits, load_shared(bits) & ~(std::uint64_t{1} << (slot % 64)));
   // The first free of an epoch: what is on the stack is of an earlier one.
@@ -335,7 +335,7 @@ void ThreadHeap::release(HeapTables& tables, std::size_t span, std::size_t size_
   }
   c.slots -= slots;
   c.free_slots -= slots;
-  tables.note_entry(span);
+  tables.changes.note_entry(span);
   tables.entry(span) = {};
   set_owner(tables.heads[span], 0, 0, 0);
   tables.supply.release(span, 1, is_zero ? RunContent::zero : RunContent::unknown);
@@ -419,7 +419,7 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
   // Who has freed them has cleared them; under deferred he may not have known that the page is
   // dirty.
   const bool known_zero = tables.clear == ClearPolicy::on_free;
-  tables.note_line(span, index);
+  tables.note_word(span, index);
   std::uint64_t& bits = tables.word(span, index);
   if ((freed & ~load_shared(bits)) != 0) {
     fatal_at("heap corruption: double free in the span at ", tables.span_data(span),

@@ -6,7 +6,9 @@
 #include <charconv>
 #include <cstring>
 
+#include "pagetide/allocator/heap_layout.h"
 #include "pagetide/base/bytes.h"
+#include "pagetide/snapshot/heap_record.h"
 
 namespace pagetide::format {
 
@@ -56,6 +58,14 @@ Result<void> check_common(const T& record, const std::array<char, 8>& magic,
                     "Pagetide.",
                     where, record.version, kVersion));
   }
+  if (record.version < kVersion) {
+    return failure(
+        ErrorCode::unsupported,
+        fmt::format("{} has format version {}, which no release of Pagetide wrote; this one reads "
+                    "version {}. Begin a new store, or read this one with the Pagetide that "
+                    "wrote it.",
+                    where, record.version, kVersion));
+  }
   return {};
 }
 
@@ -73,9 +83,10 @@ std::size_t data_pages(const std::vector<Extent>& extents) {
   return pages;
 }
 
-// Ascending, disjoint, inside the image, kinds known, references to committed segments only.
-bool are_valid(const std::vector<Extent>& extents, const ManifestHeader& header, bool allow_zero) {
-  std::uint64_t next = 0;
+// Ascending, disjoint, inside the image's data, kinds known, references to committed segments only.
+bool are_valid(const std::vector<Extent>& extents, const ManifestHeader& header,
+               std::uint64_t first_data_page, bool allow_zero) {
+  std::uint64_t next = first_data_page;
   for (const Extent& e : extents) {
     const bool data = e.kind == ExtentKind::data && e.segment >= 1 && e.segment <= header.id;
     const bool zero = allow_zero && e.kind == ExtentKind::zero && e.segment == 0;
@@ -90,6 +101,21 @@ bool are_valid(const std::vector<Extent>& extents, const ManifestHeader& header,
     next = e.first_page + e.page_count;
   }
   return true;
+}
+
+Result<void> check_heap_record(std::span<const std::byte> bytes, HeapRecordKind kind,
+                               std::size_t span_count, const std::string& where) {
+  switch (read_heap_record(bytes, kind, span_count, nullptr)) {
+    case HeapRecordFault::none:
+      return {};
+    case HeapRecordFault::not_one:
+      return damaged(where, "its heap record does not begin as it should");
+    case HeapRecordFault::checksum:
+      return damaged(where, "the checksum of its heap record does not match");
+    case HeapRecordFault::content:
+      break;
+  }
+  return damaged(where, "its heap record contradicts itself");
 }
 
 // Takes `count` values off the front of `rest`; false when there are not enough.
@@ -168,6 +194,8 @@ std::vector<std::byte> encode(Manifest& manifest, std::uint64_t seed) {
   header.delta_extents = manifest.delta.size();
   header.full_extents = manifest.full.size();
   header.full_pages = manifest.full_hashes.size();
+  header.heap_delta_bytes = manifest.heap_delta.size();
+  header.heap_full_bytes = manifest.heap_full.size();
   std::vector<std::byte> bytes(sizeof(ManifestHeader));
   append_vector(bytes, manifest.delta);
   append_vector(bytes, manifest.delta_hashes);
@@ -175,6 +203,8 @@ std::vector<std::byte> encode(Manifest& manifest, std::uint64_t seed) {
   append_vector(bytes, manifest.full_hashes);
   header.body_hash =
       hash128(bytes.data() + sizeof(ManifestHeader), bytes.size() - sizeof(ManifestHeader), seed);
+  append_vector(bytes, manifest.heap_delta);
+  append_vector(bytes, manifest.heap_full);
   header.checksum = checksum_of(header);
   std::memcpy(bytes.data(), &header, sizeof(header));
   return bytes;
@@ -206,9 +236,19 @@ Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& u
   auto header = decode_header(bytes, uuid, id, where);
   if (!header) return propagate(header);
   std::span<const std::byte> rest = bytes.subspan(sizeof(ManifestHeader));
+  const std::uint64_t delta_bytes = header->heap_delta_bytes;
+  const std::uint64_t full_bytes = header->heap_full_bytes;
+  if (delta_bytes > rest.size() || full_bytes > rest.size() - delta_bytes) {
+    return damaged(where, "it is cut short");
+  }
+  std::span<const std::byte> records = rest.last(delta_bytes + full_bytes);
+  rest = rest.first(rest.size() - records.size());
   if (hash128(rest.data(), rest.size(), seed) != header->body_hash) {
     return damaged(where, "the checksum of its body does not match");
   }
+  const auto geometry = layout::geometry_for(header->reserve_bytes);
+  if (!geometry) return damaged(where, "its header contradicts itself");
+  const std::uint64_t first_data_page = geometry->data_offset / header->page_size;
   Manifest manifest;
   manifest.header = *header;
   const bool complete = take(rest, header->delta_extents, manifest.delta) &&
@@ -216,9 +256,19 @@ Result<Manifest> decode_manifest(std::span<const std::byte> bytes, const Uuid& u
                         take(rest, header->full_extents, manifest.full) &&
                         take(rest, data_pages(manifest.full), manifest.full_hashes) && rest.empty();
   if (!complete || manifest.full_hashes.size() != header->full_pages ||
-      !are_valid(manifest.delta, *header, true) || !are_valid(manifest.full, *header, false)) {
+      !are_valid(manifest.delta, *header, first_data_page, true) ||
+      !are_valid(manifest.full, *header, first_data_page, false) ||
+      (full_bytes == 0 && header->full_extents != 0)) {
     return damaged(where, "its body contradicts its header");
   }
+  take(records, delta_bytes, manifest.heap_delta);
+  take(records, full_bytes, manifest.heap_full);
+  const std::size_t spans = geometry->span_count;
+  auto checked = check_heap_record(manifest.heap_delta, HeapRecordKind::delta, spans, where);
+  if (checked && full_bytes != 0) {
+    checked = check_heap_record(manifest.heap_full, HeapRecordKind::full, spans, where);
+  }
+  if (!checked) return propagate(checked);
   return manifest;
 }
 

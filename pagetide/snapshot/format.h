@@ -27,7 +27,7 @@ namespace pagetide::format {
 
 static_assert(std::endian::native == std::endian::little, "the store's format is little-endian");
 
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 inline constexpr std::array<char, 8> kRootMagic = {'P', 'G', 'T', 'D', 'R', 'O', 'O', 'T'};
 inline constexpr std::array<char, 8> kManifestMagic = {'P', 'G', 'T', 'D', 'M', 'A', 'N', 'I'};
@@ -64,6 +64,9 @@ static_assert(sizeof(SegmentHeader) == 40);
 inline constexpr std::uint32_t kHoldsCodeAddresses = 1U << 0;
 // All bytes that are free in the heap were zero when they were freed.
 inline constexpr std::uint32_t kFreeBytesAreZero = 1U << 1;
+// Bytes that are free in the heap are zero in this snapshot, whatever the stored pages hold there:
+// a page that was stored while a block was live keeps its bytes. Who reads a page clears them.
+inline constexpr std::uint32_t kFreeBytesMasked = 1U << 2;
 
 struct ManifestHeader {
   std::array<char, 8> magic;
@@ -90,12 +93,14 @@ struct ManifestHeader {
   std::uint64_t heap_bytes;
   std::uint64_t segment_pages;  // payload pages of this snapshot's own segment; 0: no segment
   std::uint64_t delta_extents;
-  std::uint64_t full_extents;  // 0: no full index
-  std::uint64_t full_pages;    // data pages of the full index
-  std::uint64_t chain_bytes;   // index bytes of the deltas since the last full index
-  Hash128 body_hash;           // hash128 (the store's seed) of the body
-  std::array<char, 64> arena;  // zero-terminated
-  std::array<std::uint64_t, 27> reserved1;
+  std::uint64_t full_extents;
+  std::uint64_t full_pages;        // data pages of the full index
+  std::uint64_t chain_bytes;       // of deltas and heap records since the last full index
+  Hash128 body_hash;               // hash128 (the store's seed) of the body up to the heap records
+  std::array<char, 64> arena;      // zero-terminated
+  std::uint64_t heap_delta_bytes;  // of the heap record: what changed of the heap's metadata
+  std::uint64_t heap_full_bytes;   // of the one with all of it; 0: no full index
+  std::array<std::uint64_t, 25> reserved1;
   std::uint64_t checksum;  // XXH3-64, seed 0, of all bytes before
 };
 static_assert(sizeof(ManifestHeader) == 512);
@@ -106,7 +111,9 @@ enum class ExtentKind : std::uint32_t {
 };
 
 // The body: delta extents, the hashes of their data pages in order, then the same for the full
-// index. A full index lists every page that is not zero; it has no zero extents.
+// index; then the heap record of the delta, and that of the full index (heap_record.h). A full
+// index lists every page that is not zero; it has no zero extents. Extents name pages of the heap's
+// data.
 struct Extent {
   std::uint64_t first_page;
   std::uint32_t page_count;
@@ -123,6 +130,10 @@ struct Manifest {
   std::vector<Hash128> delta_hashes;
   std::vector<Extent> full;
   std::vector<Hash128> full_hashes;
+  std::vector<std::byte> heap_delta;
+  std::vector<std::byte> heap_full;
+
+  bool has_full_index() const { return !heap_full.empty(); }
 };
 
 // Fills the record's checksum.
@@ -135,9 +146,9 @@ std::vector<std::byte> encode_segment_header(const Uuid& uuid, std::uint64_t seg
 Result<void> check_segment_header(std::span<const std::byte> page, const Uuid& uuid,
                                   std::uint64_t segment, const std::string& where);
 
-// Size of the encoded manifest in bytes.
+// Size of the encoded manifest in bytes, without its heap records.
 std::size_t manifest_bytes(std::size_t extents, std::size_t data_pages);
-// Fills header.delta_extents, full_extents, full_pages, body_hash and checksum.
+// Fills the header's counts and sizes of what is in the body, body_hash and checksum.
 std::vector<std::byte> encode(Manifest& manifest, std::uint64_t seed);
 // The header alone, for listings.
 Result<ManifestHeader> decode_header(std::span<const std::byte> bytes, const Uuid& uuid,

@@ -9,11 +9,14 @@
 #include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/free_mask.h"
+#include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/program_identity.h"
 #include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/base/syscalls.h"
 #include "pagetide/snapshot/draft.h"
+#include "pagetide/snapshot/heap_draft.h"
 #include "pagetide/snapshot/store_impl.h"
 
 namespace pagetide {
@@ -76,17 +79,43 @@ class CollectedPages {
   bool used_ = false;
 };
 
+// The same for what was taken out of the heap's change log.
+class LoggedChanges {
+ public:
+  LoggedChanges(Arena& arena, const HeapDraft& draft) : arena_(arena), draft_(draft) {}
+  LoggedChanges(const LoggedChanges&) = delete;
+  LoggedChanges& operator=(const LoggedChanges&) = delete;
+  ~LoggedChanges() {
+    if (!used_) draft_.put_back(arena_.heap().changes());
+  }
+  void set_used() { used_ = true; }
+
+ private:
+  Arena& arena_;
+  const HeapDraft& draft_;
+  bool used_ = false;
+};
+
 // What is seen of the heap inside the stop, besides its pages.
 struct HeapFacts {
   std::uint64_t heap_bytes = 0;
   std::uint64_t image_pages = 0;
   bool holds_code_addresses = false;
   bool free_bytes_are_zero = false;
+  bool free_bytes_masked = false;
 
   std::uint32_t flags() const {
     return (holds_code_addresses ? format::kHoldsCodeAddresses : 0) |
-           (free_bytes_are_zero ? format::kFreeBytesAreZero : 0);
+           (free_bytes_are_zero ? format::kFreeBytesAreZero : 0) |
+           (free_bytes_masked ? format::kFreeBytesMasked : 0);
   }
+};
+
+// A part of the heap's metadata, by offset from the region's start: a root, an entry of the span
+// table or a line of slot bitmaps.
+struct HeapPart {
+  std::size_t offset;
+  std::size_t size;
 };
 
 }  // namespace
@@ -106,13 +135,14 @@ struct Snapshotter::Impl {
   SnapshotterOptions options;
   bool has_arena;
 
-  // The image that the tracker's epoch is relative to.
-  std::optional<PageMap> base;
+  // The image that the tracker's epoch and the heap's change log are relative to.
+  std::optional<SnapshotImage> base;
   std::uint64_t base_id = 0;
 
   Collected collected;
   DirtyBitmap unchanged;  // of these, what the hash dropped
   std::optional<SnapshotDraft> draft;
+  std::optional<HeapDraft> heap_draft;
   VirtualArray<std::byte> staging;
   std::size_t staged_bytes = 0;
   std::size_t most_staged_bytes = 0;   // by this snapshot
@@ -120,6 +150,10 @@ struct Snapshotter::Impl {
 
   std::uintptr_t region_begin() const { return arena.range().begin; }
   std::size_t region_pages() const { return arena.range().size / page_size(); }
+  // Page 0 of the tracker's watch: the first one of the heap's data.
+  std::size_t first_page() const { return arena.heap().geometry().data_offset / page_size(); }
+  // Whether bytes that are free count as zero, whatever the memory holds.
+  bool masks_free_bytes() const { return arena.heap().clear_policy() == ClearPolicy::deferred; }
 
   std::uint64_t parent_id() const {
     const ArenaOrigin& origin = arena.origin();
@@ -128,9 +162,10 @@ struct Snapshotter::Impl {
 
   Result<void> prepare();
   Result<void> load_base();
+  bool is_base_elsewhere() const { return base_id == 0 && arena.origin().snapshot != 0; }
   void widen_to_base(const UsedRanges& used);
   Result<void> capture(SegmentWriter& segment, HeapFacts& facts);
-  Result<void> capture_pages(PageRange run, SegmentWriter& segment);
+  Result<void> capture_pages(PageRange run, FreeMask* mask, SegmentWriter& segment);
   Result<void> flush(SegmentWriter& segment);
   void tidy_staging();
   Result<void> place_in_chain(format::Manifest& manifest) const;
@@ -138,8 +173,13 @@ struct Snapshotter::Impl {
                                SegmentWriter& segment);
 
   Result<format::ManifestHeader> read_target(std::uint64_t id);
-  DirtyBitmap differing_pages(const PageMap& target) const;
-  Result<void> put_back(const PageMap& target, RollbackStats& stats);
+  DirtyBitmap differing_pages(const SnapshotImage& target,
+                              std::span<const HeapPart> heap_parts) const;
+  void add_revived_bytes(const SnapshotImage& target, const HeapPart& part,
+                         DirtyBitmap& differing) const;
+  Result<DirtyBitmap> put_back(const SnapshotImage& target, std::span<const HeapPart> heap_parts,
+                               RollbackStats& stats);
+  void put_back_heap(const HeapState& target, std::span<const HeapPart> heap_parts);
 };
 
 // Everything that may allocate, fail or take time, before writers are stopped.
@@ -159,11 +199,14 @@ Result<void> Snapshotter::Impl::prepare() {
   if (!draft) {
     auto made = SnapshotDraft::create(region_pages());
     if (!made) return propagate(made);
-    draft = std::move(*made);
+    auto heap = HeapDraft::create(arena.heap().geometry().span_count);
+    if (!heap) return propagate(heap);
     const std::size_t wanted = std::max(options.staging_bytes, page_size());
     auto buffer = VirtualArray<std::byte>::create(round_down(wanted, page_size()));
     if (!buffer) return propagate(buffer);
     staging = std::move(*buffer);
+    heap_draft = std::move(*heap);
+    draft = std::move(*made);
     arena.tracker().reserve(arena.region().watch(), collected);
     unchanged.reserve(region_pages());
   }
@@ -173,9 +216,9 @@ Result<void> Snapshotter::Impl::prepare() {
 Result<void> Snapshotter::Impl::load_base() {
   const std::uint64_t wanted = parent_id();
   if (base && base_id == wanted) return {};
-  auto map = wanted == 0 ? PageMap::create(region_pages()) : store.resolve(wanted);
-  if (!map) return propagate(map);
-  base = std::move(*map);
+  auto image = wanted == 0 ? SnapshotImage::create(arena.range().size) : store.resolve(wanted);
+  if (!image) return propagate(image);
+  base = std::move(*image);
   base_id = wanted;
   return {};
 }
@@ -183,9 +226,9 @@ Result<void> Snapshotter::Impl::load_base() {
 // The tracker's epoch began when the arena was made, or with the snapshot it was last saved as.
 // Where that is in another store, the pages that are clean since then are unknown to this one.
 void Snapshotter::Impl::widen_to_base(const UsedRanges& used) {
-  if (base_id != 0 || arena.origin().snapshot == 0) return;
+  if (!is_base_elsewhere()) return;
   for (const ByteRange& range : used.span()) {
-    collected.written.set_range(PageRange::covering(range, arena.range()));
+    collected.written.set_range(PageRange::covering(range, arena.region().tracked_range()));
   }
   collected.zeroed -= collected.written;
 }
@@ -193,8 +236,11 @@ void Snapshotter::Impl::widen_to_base(const UsedRanges& used) {
 // Inside the stop: allocates nothing, and takes no lock that a writer outside the arena's calls
 // could hold. Writes to the disk only when the staging memory is full.
 Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts) {
-  arena.heap().settle();
-  const UsedRanges used = arena.heap().used_ranges();
+  const Heap& heap = arena.heap();
+  heap.settle();
+  // All of it where there is nothing that the log is relative to in this store.
+  heap_draft->capture(heap.metadata(), heap.changes(), base_id == 0);
+  const UsedRanges used = heap.used_ranges();
   if (auto r = arena.tracker().collect_into(arena.region().watch(), used.span(), CollectMode::take,
                                             collected);
       !r) {
@@ -202,22 +248,26 @@ Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts
   }
   widen_to_base(used);
   unchanged.assign_clear(collected.written.size());
-  facts.heap_bytes = arena.heap().heap_bytes();
-  facts.image_pages = (used.end() - region_begin()) / page_size();
-  facts.holds_code_addresses = arena.heap().holds_code_addresses();
-  facts.free_bytes_are_zero = arena.heap().free_bytes_are_zero();
+  facts.heap_bytes = heap.heap_bytes();
+  facts.image_pages = heap.image_bytes() / page_size();
+  facts.holds_code_addresses = heap.holds_code_addresses();
+  facts.free_bytes_are_zero = heap.free_bytes_are_zero();
+  facts.free_bytes_masked = masks_free_bytes();
 
+  FreeMask free_mask(heap.metadata());
+  FreeMask* const mask = masks_free_bytes() ? &free_mask : nullptr;
+  const std::size_t first = first_page();
   // Both sets in one ascending walk.
   PageRange written = collected.written.next_run(0);
   PageRange zeroed = collected.zeroed.next_run(0);
   while (!written.empty() || !zeroed.empty()) {
     const bool take_written = zeroed.empty() || (!written.empty() && written.first < zeroed.first);
     if (take_written) {
-      if (auto r = capture_pages(written, segment); !r) return r;
+      if (auto r = capture_pages(written, mask, segment); !r) return r;
       written = collected.written.next_run(written.end());
     } else {
-      for (std::size_t page = zeroed.first; page < zeroed.end(); ++page) {
-        if (!base->is_zero(page)) draft->add_zero(page);
+      for (std::size_t page = first + zeroed.first; page < first + zeroed.end(); ++page) {
+        if (!base->pages.is_zero(page)) draft->add_zero(page);
       }
       zeroed = collected.zeroed.next_run(zeroed.end());
     }
@@ -225,16 +275,23 @@ Result<void> Snapshotter::Impl::capture(SegmentWriter& segment, HeapFacts& facts
   return {};
 }
 
-Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segment) {
+// Pages of the tracker's watch.
+Result<void> Snapshotter::Impl::capture_pages(PageRange run, FreeMask* mask,
+                                              SegmentWriter& segment) {
   const std::size_t page_bytes = page_size();
-  for (std::size_t page = run.first; page < run.end(); ++page) {
-    const std::byte* content = arena.range().data() + page * page_bytes;
-    if (is_all_zero(content, page_bytes)) {
-      if (base->is_zero(page)) {
-        unchanged.set(page);
+  const PageMap& before = base->pages;
+  for (std::size_t tracked = run.first; tracked < run.end(); ++tracked) {
+    const std::size_t page = first_page() + tracked;
+    const auto note_zero = [&] {
+      if (before.is_zero(page)) {
+        unchanged.set(tracked);
       } else {
         draft->add_zero(page);
       }
+    };
+    const std::byte* content = arena.range().data() + page * page_bytes;
+    if (is_all_zero(content, page_bytes)) {
+      note_zero();
       continue;
     }
     if (staged_bytes == staging.size()) {
@@ -243,9 +300,13 @@ Result<void> Snapshotter::Impl::capture_pages(PageRange run, SegmentWriter& segm
     // One pass: the hash reads the copy while it is still in the first-level cache.
     std::byte* copy = staging.span().data() + staged_bytes;
     std::memcpy(copy, content, page_bytes);
+    if (mask != nullptr && mask->apply(page, copy) && is_all_zero(copy, page_bytes)) {
+      note_zero();
+      continue;
+    }
     const Hash128 hash = hash128(copy, page_bytes, store.root.seed);
-    if (!base->is_zero(page) && base->hash(page) == hash) {
-      unchanged.set(page);
+    if (!before.is_zero(page) && before.hash(page) == hash) {
+      unchanged.set(tracked);
       continue;
     }
     draft->add_data(page, store.root.next_id, hash);
@@ -289,20 +350,25 @@ Result<void> Snapshotter::Impl::place_in_chain(format::Manifest& manifest) const
   if (!parent) return propagate(parent);
   format::ManifestHeader& h = manifest.header;
   h.chain_depth = parent->chain_depth + 1;
-  h.chain_bytes = parent->chain_bytes +
+  h.chain_bytes = parent->chain_bytes + manifest.heap_delta.size() +
                   format::manifest_bytes(manifest.delta.size(), manifest.delta_hashes.size());
-  const bool deltas_outweigh =
-      h.chain_depth >= kMinChainDepth && h.chain_bytes >= base->end() * sizeof(Hash128);
+  // Of the heap record, an entry and a few words a span.
+  constexpr std::size_t kFullBytesPerSpan = 96;
+  const std::size_t full_bytes =
+      (std::max(base->pages.end(), first_page()) - first_page()) * sizeof(Hash128) +
+      base->heap.metadata().spans_used() * kFullBytesPerSpan;
+  const bool deltas_outweigh = h.chain_depth >= kMinChainDepth && h.chain_bytes >= full_bytes;
   if (h.chain_depth < kMaxChainDepth && !deltas_outweigh) return {};
   auto image = store.resolve(base_id);
   if (!image) return propagate(image);
-  image->apply(manifest.delta, manifest.delta_hashes);
-  image->for_each_extent([&](const format::Extent& extent) {
+  image->apply_delta(manifest);
+  image->pages.for_each_extent([&](const format::Extent& extent) {
     manifest.full.push_back(extent);
     for (std::uint32_t i = 0; i < extent.page_count; ++i) {
-      manifest.full_hashes.push_back(image->hash(extent.first_page + i));
+      manifest.full_hashes.push_back(image->pages.hash(extent.first_page + i));
     }
   });
+  manifest.heap_full = image->heap.encode_full();
   h.chain_depth = 0;
   h.chain_bytes = 0;
   return {};
@@ -317,6 +383,7 @@ Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uin
   format::Manifest manifest;
   manifest.delta.assign(draft->extents().begin(), draft->extents().end());
   manifest.delta_hashes.assign(draft->hashes().begin(), draft->hashes().end());
+  manifest.heap_delta = heap_draft->encode_against(base->heap);
   format::ManifestHeader& h = manifest.header;
   h.parent = base_id;
   h.region_base = region_begin();
@@ -338,14 +405,17 @@ Result<std::uint64_t> Snapshotter::Impl::commit(const HeapFacts& facts, std::uin
     return propagate(r);
   }
   auto id = store.commit(manifest, segment);
-  if (id) base->apply(manifest.delta, manifest.delta_hashes);
+  if (id) base->apply_delta(manifest);
   return id;
 }
 
 // Whatever becomes of a take.
 struct Snapshotter::TidyStaging {
   Impl& snapshotter;
-  ~TidyStaging() { snapshotter.tidy_staging(); }
+  ~TidyStaging() {
+    snapshotter.tidy_staging();
+    snapshotter.heap_draft->clear();
+  }
 };
 
 Snapshotter::Snapshotter(Arena& arena, Store& store, SnapshotterOptions options)
@@ -364,9 +434,11 @@ Result<SnapshotId> Snapshotter::take() {
   // Before a segment is created under a name that another store may use by now.
   if (auto r = s.store.check_still_ours(); !r) return propagate(r);
   s.draft->clear();
+  s.heap_draft->clear();
   s.staged_bytes = 0;
   const TidyStaging tidy{s};
   CollectedPages pages(s.arena, s.collected);
+  LoggedChanges changes(s.arena, *s.heap_draft);
   SegmentWriter segment = s.store.new_segment();
   HeapFacts facts;
   Result<void> captured;
@@ -386,6 +458,7 @@ Result<SnapshotId> Snapshotter::take() {
         fmt::format("cannot commit a snapshot to {}", s.store.path)));
   }
   pages.set_used();
+  changes.set_used();
   s.base_id = *id;
   s.arena.set_origin({s.store.root.uuid, *id});
   s.arena.tracker().report_unchanged(s.arena.region().watch(), s.unchanged);
@@ -407,30 +480,68 @@ Result<format::ManifestHeader> Snapshotter::Impl::read_target(std::uint64_t id) 
                   arena.range().size));
 }
 
-// What the memory may differ in from the target: what was written since the base, and where the
-// base itself differs.
-DirtyBitmap Snapshotter::Impl::differing_pages(const PageMap& target) const {
-  const std::size_t end = std::max({collected.written.size(), base->end(), target.end()});
+// What the memory may differ in from the target, in pages of the watch: what was written since the
+// base, and where the base itself differs.
+DirtyBitmap Snapshotter::Impl::differing_pages(const SnapshotImage& target,
+                                               std::span<const HeapPart> heap_parts) const {
+  const std::size_t first = first_page();
+  const std::size_t mapped_end = std::max({base->pages.end(), target.pages.end(), first}) - first;
   DirtyBitmap differing = collected.written;
   differing |= collected.zeroed;
-  differing.resize(end);
+  differing.resize(std::max(collected.written.size(), mapped_end));
   if (&target == &*base) return differing;
-  for (std::size_t page = 0; page < std::max(base->end(), target.end()); ++page) {
-    if (!base->same_content(target, page)) differing.set(page);
+  for (std::size_t page = 0; page < mapped_end; ++page) {
+    if (!base->pages.same_content(target.pages, first + page)) differing.set(page);
   }
+  if (!masks_free_bytes()) return differing;
+  for (const HeapPart& part : heap_parts) add_revived_bytes(target, part, differing);
   return differing;
 }
 
-// Reads everything that is needed before it touches the arena's memory.
-Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& stats) {
+// What was free in a snapshot was stored as zero, whatever the memory held there. So where
+// something is free in the base and not in the target, equal hashes do not tell that memory is
+// right.
+void Snapshotter::Impl::add_revived_bytes(const SnapshotImage& target, const HeapPart& part,
+                                          DirtyBitmap& differing) const {
+  const layout::Geometry& g = target.heap.geometry();
+  if (part.offset < g.spans_offset) return;
+  const bool is_entry = part.offset < g.bitmaps_offset;
+  const std::size_t group = is_entry ? 0 : (part.offset - g.bitmaps_offset) / g.group_bytes;
+  const std::size_t span =
+      is_entry ? (part.offset - g.spans_offset) / sizeof(layout::SpanEntry)
+               : (part.offset - g.bitmaps_offset) % g.group_bytes / layout::kBytesPerGroupLine;
+  const HeapMetadata then = target.heap.metadata();
+  if (!is_entry) {
+    const std::uint64_t* words = then.line(span, group);
+    const std::uint64_t* base_words = base->heap.metadata().line(span, group);
+    bool revived = false;
+    for (std::size_t i = 0; i < layout::kWordsPerGroup; ++i) {
+      revived = revived || (words[i] & ~base_words[i]) != 0;
+    }
+    if (!revived) return;
+  }
+  const layout::SpanEntry& entry = then.entry(span);
+  if (entry.kind == layout::SpanKind::free) return;
+  const std::size_t spans = entry.kind == layout::SpanKind::large ? entry.run_spans : 1;
+  const std::size_t pages_per_span = layout::kSpanBytes / page_size();
+  differing.set_range(
+      PageRange{span * pages_per_span, spans * pages_per_span}.intersect({0, differing.size()}));
+}
+
+// Reads everything that is needed before it touches the arena's memory. Returns the pages that are
+// not what the store has for them.
+Result<DirtyBitmap> Snapshotter::Impl::put_back(const SnapshotImage& target,
+                                                std::span<const HeapPart> heap_parts,
+                                                RollbackStats& stats) {
   const std::size_t page_bytes = page_size();
-  const DirtyBitmap differing = differing_pages(target);
+  const std::size_t first = first_page();
+  const DirtyBitmap differing = differing_pages(target, heap_parts);
   std::vector<format::Extent> sources;
   std::size_t data_pages = 0;
   differing.for_each_run([&](PageRange run) {
-    for (std::size_t page = run.first; page < run.end(); ++page) {
-      if (target.is_zero(page)) continue;
-      const PageLocation at = target.location(page);
+    for (std::size_t page = first + run.first; page < first + run.end(); ++page) {
+      if (target.pages.is_zero(page)) continue;
+      const PageLocation at = target.pages.location(page);
       if (!sources.empty() && sources.back().segment == at.segment &&
           sources.back().first_page + sources.back().page_count == page &&
           sources.back().segment_page + sources.back().page_count == at.page) {
@@ -444,19 +555,28 @@ Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& s
   auto content = VirtualArray<std::byte>::create(data_pages * page_bytes);
   if (!content) return propagate(content);
   SegmentReader reader = store.segments();
+  FreeMask mask(target.heap.metadata());
+  DirtyBitmap masked(differing.size());
   std::size_t at = 0;
   for (const format::Extent& extent : sources) {
-    auto r = reader.read(extent, content->span().data() + at, [&](std::size_t i) -> const Hash128& {
-      return target.hash(extent.first_page + i);
+    std::byte* const pages = content->span().data() + at;
+    auto r = reader.read(extent, pages, [&](std::size_t i) -> const Hash128& {
+      return target.pages.hash(extent.first_page + i);
     });
-    if (!r) return r;
+    if (!r) return propagate(r);
+    for (std::size_t i = 0; i < extent.page_count && target.free_bytes_masked; ++i) {
+      const std::size_t page = extent.first_page + i;
+      if (mask.apply(page, pages + i * page_bytes)) masked.set(page - first);
+    }
     at += extent.page_count * page_bytes;
   }
-  if (auto r = Heap::commit_image(arena.region(), target.end() * page_bytes); !r) return r;
+  if (auto r = Heap::commit_image(arena.region(), target.pages.end() * page_bytes); !r) {
+    return propagate(r);
+  }
 
   DirtyBitmap zeros = differing;
   for (const format::Extent& extent : sources)
-    zeros.reset_range({extent.first_page, extent.page_count});
+    zeros.reset_range({extent.first_page - first, extent.page_count});
   stats.restored_pages = differing.count();
   stats.zero_pages = zeros.count();
   zeros -= collected.zeroed;  // these are zero already
@@ -468,9 +588,38 @@ Result<void> Snapshotter::Impl::put_back(const PageMap& target, RollbackStats& s
                 extent.page_count * page_bytes);
     at += extent.page_count * page_bytes;
   }
-  zeros.for_each_run(
-      [&](PageRange run) { zero_run(arena.region(), run.bytes_from(region_begin())); });
-  return {};
+  zeros.for_each_run([&](PageRange run) {
+    zero_run(arena.region(), run.bytes_from(arena.region().tracked_range().begin));
+  });
+  put_back_heap(target.heap, heap_parts);
+  return masked;
+}
+
+// The metadata: what has changed since the base, and where the base itself differs. Cost: as much.
+void Snapshotter::Impl::put_back_heap(const HeapState& target,
+                                      std::span<const HeapPart> heap_parts) {
+  std::byte* const region = arena.range().data();
+  HeapChangeLog& log = arena.heap().changes();
+  if (is_base_elsewhere()) {
+    // What the log is relative to is not known here.
+    target.overwrite(region, arena.heap().metadata().spans_used());
+    return log.clear();
+  }
+  target.write_superblock_to(region);
+  log.for_each_root([&](std::size_t root) {
+    target.write_part_to(region, target.offset_of_root(root), sizeof(layout::RootEntry));
+  });
+  log.for_each([&](std::size_t span, std::uint8_t lines, bool entry) {
+    if (entry) {
+      target.write_part_to(region, target.offset_of_entry(span), sizeof(layout::SpanEntry));
+    }
+    for (std::size_t group = 0; group < layout::kBitmapGroups; ++group) {
+      if ((unsigned{lines} >> group & 1U) == 0) continue;
+      target.write_part_to(region, target.offset_of_line(span, group), layout::kBytesPerGroupLine);
+    }
+  });
+  for (const HeapPart& part : heap_parts) target.write_part_to(region, part.offset, part.size);
+  log.clear();
 }
 
 Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
@@ -480,13 +629,17 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   auto header = s.read_target(id.value);
   if (!header) return propagate(header);
   // Going back to where the last epoch began, the common case, needs no reading of manifests.
-  std::optional<PageMap> other;
+  std::optional<SnapshotImage> other;
+  std::vector<HeapPart> heap_parts;
   if (id.value != s.base_id) {
     auto resolved = s.store.resolve(id.value);
     if (!resolved) return propagate(resolved);
     other = std::move(*resolved);
+    other->heap.for_each_difference(s.base->heap, [&](std::size_t offset, std::size_t size) {
+      heap_parts.push_back({offset, size});
+    });
   }
-  const PageMap& target = other ? *other : *s.base;
+  const SnapshotImage& target = other ? *other : *s.base;
   Tracker& tracker = s.arena.tracker();
   const WatchId watch = s.arena.region().watch();
 
@@ -498,7 +651,8 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
     return propagate(r);
   }
   s.widen_to_base(before);
-  if (auto r = s.put_back(target, stats); !r) return propagate(r);
+  auto masked = s.put_back(target, heap_parts, stats);
+  if (!masked) return propagate(masked);
   pages.set_used();
   if (other) s.base = std::move(*other);
   s.base_id = id.value;
@@ -512,6 +666,9 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
       return propagate(r);
     }
   }
+  masked->for_each_run([&](PageRange run) {
+    tracker.mark_dirty(run.bytes_from(s.arena.region().tracked_range().begin));
+  });
   stats.stop_ns = stop.end();
   return stats;
 }

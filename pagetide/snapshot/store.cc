@@ -8,6 +8,7 @@
 #include <ctime>
 #include <filesystem>
 
+#include "pagetide/allocator/free_mask.h"
 #include "pagetide/allocator/program_identity.h"
 #include "pagetide/snapshot/store_impl.h"
 
@@ -67,9 +68,11 @@ SnapshotInfo info_of(const format::ManifestHeader& h) {
   info.bytes_written = h.bytes_written;
   info.stop_ns = h.stop_ns;
   info.heap_bytes = h.heap_bytes;
-  info.has_full_index = h.parent == 0 || h.full_extents != 0;
+  info.heap_state_bytes = h.heap_delta_bytes;
+  info.has_full_index = h.parent == 0 || h.heap_full_bytes != 0;
   info.holds_code_addresses = (h.flags & format::kHoldsCodeAddresses) != 0;
   info.free_bytes_are_zero = (h.flags & format::kFreeBytesAreZero) != 0;
+  info.free_bytes_masked = (h.flags & format::kFreeBytesMasked) != 0;
   info.build_id = ProgramIdentity{h.build_id, h.load_address}.build_id_hex();
   info.load_address = h.load_address;
   return info;
@@ -195,7 +198,27 @@ Result<format::Manifest> Store::Impl::read_manifest(std::uint64_t id) const {
   return format::decode_manifest(*bytes, root.uuid, id, root.seed, file(name));
 }
 
-Result<PageMap> Store::Impl::resolve(std::uint64_t id) const {
+Result<SnapshotImage> SnapshotImage::create(std::size_t reserve_bytes) {
+  auto pages = PageMap::create(reserve_bytes / page_size());
+  if (!pages) return propagate(pages);
+  auto heap = HeapState::create(reserve_bytes);
+  if (!heap) return propagate(heap);
+  return SnapshotImage{std::move(*pages), std::move(*heap)};
+}
+
+void SnapshotImage::apply_delta(const format::Manifest& manifest) {
+  pages.apply(manifest.delta, manifest.delta_hashes);
+  heap.apply(manifest.heap_delta, format::HeapRecordKind::delta);
+  free_bytes_masked = (manifest.header.flags & format::kFreeBytesMasked) != 0;
+}
+
+void SnapshotImage::apply_full(const format::Manifest& manifest) {
+  pages.apply(manifest.full, manifest.full_hashes);
+  heap.apply(manifest.heap_full, format::HeapRecordKind::full);
+  free_bytes_masked = (manifest.header.flags & format::kFreeBytesMasked) != 0;
+}
+
+Result<SnapshotImage> Store::Impl::resolve(std::uint64_t id) const {
   std::vector<format::Manifest> chain;
   for (std::uint64_t at = id; at != 0;) {
     auto manifest = read_manifest(at);
@@ -212,23 +235,25 @@ Result<PageMap> Store::Impl::resolve(std::uint64_t id) const {
                       "regions.",
                       id, at, path));
     }
-    at = manifest->full.empty() ? manifest->header.parent : 0;
+    at = manifest->has_full_index() ? 0 : manifest->header.parent;
     chain.push_back(std::move(*manifest));
   }
-  auto map = PageMap::create(chain.front().header.reserve_bytes / page_size());
-  if (!map) return propagate(map);
+  auto image = SnapshotImage::create(chain.front().header.reserve_bytes);
+  if (!image) return propagate(image);
   for (auto manifest = chain.rbegin(); manifest != chain.rend(); ++manifest) {
-    if (manifest->full.empty()) {
-      map->apply(manifest->delta, manifest->delta_hashes);
+    if (manifest->has_full_index()) {
+      image->apply_full(*manifest);
     } else {
-      map->apply(manifest->full, manifest->full_hashes);
+      image->apply_delta(*manifest);
     }
   }
-  return map;
+  return image;
 }
 
-Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& visit,
+Result<void> Store::Impl::read_pages(const SnapshotImage& image, const ImageVisitor& visit,
                                      const Progress& progress) {
+  const PageMap& map = image.pages;
+  FreeMask mask(image.heap.metadata());
   const std::size_t page = page_size();
   auto buffer = VirtualArray<std::byte>::create(std::max(kReadBytes, page));
   if (!buffer) return propagate(buffer);
@@ -244,6 +269,9 @@ Result<void> Store::Impl::read_pages(const PageMap& map, const ImageVisitor& vis
       result = reader.read(part, buffer->span().data(), [&](std::size_t i) -> const Hash128& {
         return map.hash(part.first_page + i);
       });
+      for (std::uint32_t i = 0; i < part.page_count && image.free_bytes_masked && result; ++i) {
+        mask.apply(part.first_page + i, buffer->span().data() + i * page);
+      }
       if (result) {
         result =
             visit({part.first_page, part.page_count}, buffer->span().first(part.page_count * page));
@@ -278,7 +306,8 @@ Result<std::uint64_t> Store::Impl::commit(format::Manifest& manifest, SegmentWri
   h.bytes_written =
       segment.bytes() + sizeof(format::RootRecord) +
       format::manifest_bytes(manifest.delta.size() + manifest.full.size(),
-                             manifest.delta_hashes.size() + manifest.full_hashes.size());
+                             manifest.delta_hashes.size() + manifest.full_hashes.size()) +
+      manifest.heap_delta.size() + manifest.heap_full.size();
   const std::vector<std::byte> bytes = format::encode(manifest, root.seed);
 
   if (auto r = segment.sync(); !r) return undo(r);
@@ -450,9 +479,17 @@ Result<std::vector<ChangedRun>> Store::changes(SnapshotId id) {
 
 Result<void> Store::read_image(SnapshotId id, const ImageVisitor& visit, const Progress& progress) {
   if (auto r = impl_->check_committed(id.value); !r) return r;
-  auto map = impl_->resolve(id.value);
-  if (!map) return propagate(map);
-  return impl_->read_pages(*map, visit, progress);
+  auto image = impl_->resolve(id.value);
+  if (!image) return propagate(image);
+  if (auto r = image->heap.for_each_page_run(visit); !r) return r;
+  return impl_->read_pages(*image, visit, progress);
+}
+
+Result<void> Store::read_metadata(SnapshotId id, const ImageVisitor& visit) {
+  if (auto r = impl_->check_committed(id.value); !r) return r;
+  auto image = impl_->resolve(id.value);
+  if (!image) return propagate(image);
+  return image->heap.for_each_page_run(visit);
 }
 
 namespace {
@@ -489,8 +526,9 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
   if (!options.ignore_program_identity) {
     if (auto r = check_program(*header); !r) return propagate(r);
   }
-  auto map = impl_->resolve(id.value);
-  if (!map) return propagate(map);
+  auto image = impl_->resolve(id.value);
+  if (!image) return propagate(image);
+  const PageMap& map = image->pages;
 
   ArenaOptions arena_options;
   arena_options.name = header->arena.data();
@@ -500,18 +538,26 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
   arena_options.prefill = options.prefill;
   arena_options.backend = options.backend;
   arena_options.hot_pages = options.hot_pages;
-  auto arena = Arena::from_image(arena_options, map->end() * page_size(), [&](ByteRange region) {
+  // Pages that are not what the store has for them.
+  std::vector<PageRange> masked;
+  auto arena = Arena::from_image(arena_options, map.end() * page_size(), [&](ByteRange region) {
+    image->heap.write_to(region.data());
     SegmentReader reader = impl_->segments();
+    FreeMask mask(image->heap.metadata());
     Result<void> result;
-    map->for_each_extent([&](const format::Extent& extent) {
+    map.for_each_extent([&](const format::Extent& extent) {
       if (!result) return;
       const ByteRange target =
           PageRange{extent.first_page, extent.page_count}.bytes_from(region.begin);
       result = reader.read(extent, target.data(), [&](std::size_t i) -> const Hash128& {
-        return map->hash(extent.first_page + i);
+        return map.hash(extent.first_page + i);
       });
+      for (std::size_t i = 0; i < extent.page_count && image->free_bytes_masked && result; ++i) {
+        const std::size_t page = extent.first_page + i;
+        if (mask.apply(page, target.data() + i * page_size())) masked.push_back({page, 1});
+      }
       if (options.progress && result)
-        options.progress(extent.first_page + extent.page_count, map->end());
+        options.progress(extent.first_page + extent.page_count, map.end());
     });
     return result;
   });
@@ -523,6 +569,9 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
   const UsedRanges used = arena->heap().used_ranges();
   auto armed = arena->tracker().collect(arena->region().watch(), used.span(), CollectMode::take);
   if (!armed) return propagate(armed);
+  for (const PageRange& pages : masked) {
+    arena->tracker().mark_dirty(pages.bytes_from(arena->range().begin));
+  }
   arena->set_origin({impl_->root.uuid, id.value});
   arena->heap().inherit_free_bytes_are_zero((header->flags & format::kFreeBytesAreZero) != 0);
   return arena;

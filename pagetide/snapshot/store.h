@@ -88,6 +88,8 @@ class PAGETIDE_API Store {
   // visited is zero. Runs are at most 8 MiB. An error of visit ends it.
   using ImageVisitor = std::function<Result<void>(PageRange, std::span<const std::byte>)>;
   Result<void> read_image(SnapshotId id, const ImageVisitor& visit, const Progress& progress = {});
+  // The same for what lies before the heap's data alone: reads no segment.
+  Result<void> read_metadata(SnapshotId id, const ImageVisitor& visit);
 
   // --- for the snapshot layer ---
   struct Impl;

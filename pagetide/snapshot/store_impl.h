@@ -7,11 +7,26 @@
 
 #include "pagetide/snapshot/file_system.h"
 #include "pagetide/snapshot/format.h"
+#include "pagetide/snapshot/heap_state.h"
 #include "pagetide/snapshot/page_map.h"
 #include "pagetide/snapshot/segment.h"
 #include "pagetide/snapshot/store.h"
 
 namespace pagetide {
+
+// A snapshot put together from its chain of manifests.
+struct SnapshotImage {
+  // Of a region without a byte.
+  static Result<SnapshotImage> create(std::size_t reserve_bytes);
+
+  PageMap pages;   // of the data
+  HeapState heap;  // the metadata
+  // Stored pages can hold bytes where the snapshot has zeros: those that are free by `heap`.
+  bool free_bytes_masked = false;
+
+  void apply_delta(const format::Manifest& manifest);
+  void apply_full(const format::Manifest& manifest);
+};
 
 // The inside of a Store, shared by the parts of the snapshot layer. Not installed for users.
 struct Store::Impl {
@@ -44,9 +59,10 @@ struct Store::Impl {
   Result<format::ManifestHeader> read_header(std::uint64_t id) const;
   Result<format::Manifest> read_manifest(std::uint64_t id) const;
   // The image of a snapshot, resolved along the parent chain from the nearest full index.
-  Result<PageMap> resolve(std::uint64_t id) const;
-  // read_image with the hashes of a map that is resolved already.
-  Result<void> read_pages(const PageMap& map, const ImageVisitor& visit, const Progress& progress);
+  Result<SnapshotImage> resolve(std::uint64_t id) const;
+  // The pages of data for read_image().
+  Result<void> read_pages(const SnapshotImage& image, const ImageVisitor& visit,
+                          const Progress& progress);
 
   SegmentReader segments() const { return {files, path, root.uuid, root.seed}; }
   SegmentWriter new_segment() const {

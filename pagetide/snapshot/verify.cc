@@ -117,15 +117,15 @@ class Verifier {
 
   // Whether the snapshot as a whole can be put together.
   void check_image(std::uint64_t id) {
-    auto map = store_.resolve(id);
-    if (!map) {
+    auto image = store_.resolve(id);
+    if (!image) {
       // Its own manifest was reported above; a parent's too, under the parent's id.
       report_.unusable.push_back({id});
       return;
     }
-    check_full_index(id, *map);
+    check_full_index(id, *image);
     bool usable = true;
-    map->for_each_extent([&](const format::Extent& extent) {
+    image->pages.for_each_extent([&](const format::Extent& extent) {
       const auto segment = static_cast<std::uint32_t>(extent.segment);
       const auto first = static_cast<std::uint32_t>(extent.segment_page);
       const auto bad = bad_pages_.lower_bound({segment, first});
@@ -137,14 +137,18 @@ class Verifier {
   }
 
   // A full index must say what the parent chain says.
-  void check_full_index(std::uint64_t id, const PageMap& map) {
+  void check_full_index(std::uint64_t id, const SnapshotImage& image) {
     auto manifest = store_.read_manifest(id);
-    if (!manifest || manifest->full.empty() || manifest->header.parent == 0) return;
+    if (!manifest || !manifest->has_full_index() || manifest->header.parent == 0) return;
     auto chain = store_.resolve(manifest->header.parent);
     if (!chain) return;  // reported under the parent's id; the full index stands alone
-    chain->apply(manifest->delta, manifest->delta_hashes);
-    for (std::size_t page = 0; page < std::max(map.end(), chain->end()); ++page) {
-      if (map.same_content(*chain, page)) continue;
+    chain->apply_delta(*manifest);
+    if (!(chain->heap == image.heap)) {
+      problem(fmt::format(
+          "snapshot {}: its full index and its parent disagree about the heap's metadata.", id));
+    }
+    for (std::size_t page = 0; page < std::max(image.pages.end(), chain->pages.end()); ++page) {
+      if (image.pages.same_content(chain->pages, page)) continue;
       problem(fmt::format("snapshot {}: its full index and its parent disagree about page {}.", id,
                           page));
       return;

@@ -21,9 +21,9 @@ struct VerifyReport {
 };
 
 // Reads everything: each committed snapshot's manifest, its place in the history, every page of
-// every segment against its checksum, each full index against the chain it stands for. Changes
-// nothing; needs no lock. Progress counts snapshots' pages. Fails only when nothing can be read
-// at all; what is damaged is in the report.
+// every segment and every heap record against its checksum, each full index against the chain it
+// stands for. Changes nothing; needs no lock. Progress counts snapshots' pages. Fails only when
+// nothing can be read at all; what is damaged is in the report.
 PAGETIDE_API Result<VerifyReport> verify(Store& store, const Progress& progress = {});
 
 }  // namespace pagetide

@@ -430,10 +430,11 @@ TEST(ArenaResourceTest, serves_every_kind_of_container) {
 // What a snapshot would hold: all bytes but the run-time page.
 std::vector<std::byte> image_of(const Arena& arena) {
   const std::uintptr_t base = arena.range().begin;
-  const UsedRanges used = arena.heap().used_ranges();
-  std::vector<std::byte> image(used.end() - base);
-  for (const ByteRange& range : used.span()) {
-    std::memcpy(image.data() + (range.begin - base), range.data(), range.size);
+  std::vector<std::byte> image(arena.heap().image_bytes());
+  for (const UsedRanges& used : {arena.heap().metadata_ranges(), arena.heap().used_ranges()}) {
+    for (const ByteRange& range : used.span()) {
+      std::memcpy(image.data() + (range.begin - base), range.data(), range.size);
+    }
   }
   return image;
 }

@@ -87,7 +87,7 @@ TEST_F(ClearFreeMemoryTest, what_it_cleared_is_known_to_be_zero) {
   const Collected collected =
       must(heap_.region().tracker().collect(heap_.region().watch(), CollectMode::take));
   const PageRange pages = PageRange::covering(ByteRange::of(static_cast<std::byte*>(block), 5000),
-                                              heap_.region().range());
+                                              heap_.region().tracked_range());
   for (std::size_t page = pages.first; page < pages.end(); ++page) {
     EXPECT_FALSE(collected.written.test(page));
   }

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/base/hash.h"
 #include "tests/support/child_process.h"
 #include "tests/support/heap_model.h"
@@ -374,22 +375,25 @@ TEST(HeapSpanTest, statistics_count_slots_and_spans) {
 
 // --- what a snapshot needs ---
 
-// Whether all bytes of the region that are not zero lie in used_ranges() or the run-time page.
+// Whether all bytes of the region that are not zero lie in metadata_ranges(), in used_ranges() or
+// in the run-time page.
 bool used_ranges_hold_everything(TestHeap& heap, std::size_t committed_bytes) {
   std::vector<bool> used(committed_bytes / page_size(), false);
   const auto mark = [&](ByteRange range) {
     const PageRange pages = PageRange::covering(range, heap.region().range());
     for (std::size_t page = pages.first; page < pages.end(); ++page) used.at(page) = true;
   };
-  const UsedRanges ranges = heap->used_ranges();
-  std::uintptr_t end = 0;
-  for (const ByteRange& range : ranges.span()) {
-    EXPECT_TRUE(range.is_page_aligned());
-    EXPECT_GT(range.begin, end) << "ranges must ascend and not touch";
-    end = range.end();
-    mark(range);
+  for (const UsedRanges& ranges : {heap->metadata_ranges(), heap->used_ranges()}) {
+    std::uintptr_t end = 0;
+    for (const ByteRange& range : ranges.span()) {
+      EXPECT_TRUE(range.is_page_aligned());
+      EXPECT_GT(range.begin, end) << "ranges must ascend and not touch";
+      end = range.end();
+      mark(range);
+    }
+    EXPECT_EQ(ranges.end(), end);
   }
-  EXPECT_EQ(ranges.end(), end);
+  EXPECT_LE(heap->metadata_ranges().end(), reinterpret_cast<std::uintptr_t>(heap.data()));
   const std::size_t runtime_page = heap->geometry().runtime_offset / page_size();
   EXPECT_FALSE(used.at(runtime_page)) << "the run-time page is in no snapshot";
   used.at(runtime_page) = true;
@@ -439,27 +443,32 @@ TEST(HeapTrackingTest, a_free_without_clearing_writes_no_data_page) {
   // Half of them: no span gets empty.
   for (std::size_t i = 0; i < blocks.size(); i += 2) heap->deallocate(blocks[i]);
   const Collected collected = must(tracker.collect(heap.region().watch(), CollectMode::take));
-  const std::size_t first_data_page = heap->geometry().data_offset / page_size();
-  EXPECT_EQ(collected.written.next_run(first_data_page).count, 0U);
-  EXPECT_GT(collected.written.count(), 0U);
+  EXPECT_FALSE(collected.written.any());
   EXPECT_FALSE(collected.zeroed.any());
 }
 
-TEST(HeapTrackingTest, one_allocation_dirties_one_page_of_metadata) {
+TEST(HeapTrackingTest, metadata_is_not_tracked_and_a_change_of_it_is_logged) {
   TestHeap heap;
   Tracker& tracker = heap.region().tracker();
   std::byte* first = allocate(*heap, 256);
   must(tracker.collect(heap.region().watch(), CollectMode::take));
+  heap->changes().clear();
   std::byte* second = allocate(*heap, 256);
   heap->deallocate(first);
   (void)second;
   const Collected collected = must(tracker.collect(heap.region().watch(), CollectMode::take));
-  const std::size_t bitmap_page = heap->geometry().bitmaps_offset / page_size();
-  // The bit of the new block and of the freed one; the cleared bytes of the freed one.
-  const std::size_t data_page = heap->geometry().data_offset / page_size();
-  EXPECT_EQ(collected.written.count(), 2U);
-  EXPECT_TRUE(collected.written.test(bitmap_page));
-  EXPECT_TRUE(collected.written.test(data_page));
+  // The cleared bytes of the freed block.
+  EXPECT_EQ(collected.written.count(), 1U);
+  EXPECT_TRUE(collected.written.test(0));
+  // The bits of both: one line.
+  std::size_t spans = 0;
+  heap->changes().for_each([&](std::size_t span, std::uint8_t lines, bool entry) {
+    ++spans;
+    EXPECT_EQ(span, 0U);
+    EXPECT_EQ(lines, 1U);
+    EXPECT_FALSE(entry);
+  });
+  EXPECT_EQ(spans, 1U);
 }
 
 TEST(HeapFlagsTest, code_addresses_once_held_stay_noted) {

@@ -138,7 +138,7 @@ TEST_F(Damage, damage_to_the_newest_segment_leaves_older_snapshots) {
 
 TEST_F(Damage, verify_names_every_damaged_page) {
   ASSERT_TRUE(files_.flip_bit("store/000000000001.segment", page_size() * 2 + 7, 1));
-  ASSERT_TRUE(files_.flip_bit("store/000000000001.segment", page_size() * 4 + 9, 1));
+  ASSERT_TRUE(files_.flip_bit("store/000000000001.segment", page_size() * 3 + 9, 1));
   Store store = must(Store::open(kPath, {.mode = StoreMode::read, .files = &files_}));
   const VerifyReport report = must(verify(store));
   ASSERT_EQ(report.problems.size(), 2U);

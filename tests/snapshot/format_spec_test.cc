@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -51,7 +52,7 @@ class SpecReader {
       : directory_(std::move(directory)), root_(read_all(directory_ + "/root")) {
     EXPECT_EQ(root_.size(), 128U);
     EXPECT_EQ(root_.substr(0, 8), "PGTDROOT");
-    EXPECT_EQ(u32(root_, 8), 1U);
+    EXPECT_EQ(u32(root_, 8), 2U);
     EXPECT_EQ(XXH3_64bits(root_.data(), 120), u64(root_, 120));
   }
 
@@ -65,7 +66,9 @@ class SpecReader {
     EXPECT_EQ(bytes.substr(16, 16), root_.substr(16, 16));
     EXPECT_EQ(u64(bytes, 32), id);
     EXPECT_EQ(XXH3_64bits(bytes.data(), 504), u64(bytes, 504));
-    const XXH128_hash_t body = hash(bytes.data() + 512, bytes.size() - 512);
+    EXPECT_EQ(u32(bytes, 8), 2U);
+    const std::size_t heap_bytes = u64(bytes, 288) + u64(bytes, 296);
+    const XXH128_hash_t body = hash(bytes.data() + 512, bytes.size() - 512 - heap_bytes);
     EXPECT_EQ(body.low64, u64(bytes, 208));
     EXPECT_EQ(body.high64, u64(bytes, 216));
     return bytes;
@@ -75,10 +78,19 @@ class SpecReader {
     std::vector<std::string> chain;
     for (std::uint64_t at = id; at != 0;) {
       chain.push_back(manifest(at));
-      at = u64(chain.back(), 184) != 0 ? 0 : u64(chain.back(), 40);
+      at = u64(chain.back(), 296) != 0 ? 0 : u64(chain.back(), 40);
     }
     std::map<std::size_t, std::string> pages;
-    for (auto bytes = chain.rbegin(); bytes != chain.rend(); ++bytes) apply(*bytes, pages);
+    for (auto bytes = chain.rbegin(); bytes != chain.rend(); ++bytes) {
+      apply(*bytes, pages);
+      apply_heap(*bytes, pages);
+    }
+    // The mask: free bytes of pages that were stored while they were not.
+    if ((u32(manifest(id), 80) & 4U) != 0) mask(pages);
+    for (auto page = pages.begin(); page != pages.end();) {
+      const bool is_zero = page->second.find_first_not_of('\0') == std::string::npos;
+      page = is_zero ? pages.erase(page) : std::next(page);
+    }
     return pages;
   }
 
@@ -98,7 +110,7 @@ class SpecReader {
     const std::uint64_t delta = u64(bytes, 176);
     const std::uint64_t full = u64(bytes, 184);
     const std::size_t delta_hashes = 512 + delta * 32;
-    if (full == 0) return apply_extents(bytes, 512, delta, delta_hashes, pages);
+    if (u64(bytes, 296) == 0) return apply_extents(bytes, 512, delta, delta_hashes, pages);
     std::size_t data_pages = 0;
     for (std::uint64_t i = 0; i < delta; ++i) {
       if (u32(bytes, 512 + i * 32 + 12) == 1) data_pages += u32(bytes, 512 + i * 32 + 8);
@@ -123,6 +135,108 @@ class SpecReader {
         EXPECT_EQ(checksum.high64, u64(bytes, hashes + 8));
         hashes += 16;
         pages[page] = content;
+      }
+    }
+  }
+
+  using Pages = std::map<std::size_t, std::string>;
+
+  // Applies a manifest's full heap record if it has one, else that of its delta.
+  void apply_heap(const std::string& bytes, Pages& pages) const {
+    const std::size_t delta = u64(bytes, 288);
+    const std::size_t full = u64(bytes, 296);
+    const std::size_t at = full != 0 ? bytes.size() - full : bytes.size() - delta;
+    const std::string record = bytes.substr(at);
+    EXPECT_EQ(record.substr(0, 8), "PGTDHEAR");
+    EXPECT_EQ(u32(record, 8), full != 0 ? 2U : 1U);
+    EXPECT_EQ(u64(record, 16), record.size());
+    EXPECT_EQ(XXH3_64bits(record.data(), record.size() - 8), u64(record, record.size() - 8));
+    const std::string superblock = record.substr(40, 168);
+    put(0, superblock, pages);
+    const std::uint64_t roots = u64(superblock, 64);
+    const std::uint64_t spans = u64(superblock, 72);
+    const std::uint64_t bitmaps = u64(superblock, 80);
+    const std::uint64_t group_bytes = u64(superblock, 88);
+    std::size_t next = 208;
+    std::uint64_t number = 0;
+    for (std::uint64_t i = 0; i < u32(record, 12); ++i, next += 64, ++number) {
+      number += gap(record, next);
+      put(roots + number * 64, record.substr(next, 64), pages);
+    }
+    number = 0;
+    for (std::uint64_t i = 0; i < u64(record, 24); ++i, next += 8, ++number) {
+      number += gap(record, next);
+      put(spans + number * 8, record.substr(next, 8), pages);
+    }
+    number = 0;
+    for (std::uint64_t i = 0; i < u64(record, 32); ++i, ++number) {
+      number += gap(record, next);
+      const auto mask = static_cast<unsigned char>(record[next++]);
+      for (std::size_t word = 0; word < 8; ++word) {
+        if ((mask >> word & 1U) == 0) continue;
+        put(bitmaps + number % 8 * group_bytes + number / 8 * 64 + word * 8, record.substr(next, 8),
+            pages);
+        next += 8;
+      }
+    }
+    EXPECT_EQ(next, record.size() - 8);
+  }
+
+  static std::uint64_t gap(const std::string& record, std::size_t& next) {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0;; shift += 7) {
+      const auto byte = static_cast<unsigned char>(record.at(next++));
+      value |= std::uint64_t{byte & 0x7fU} << shift;
+      if (byte < 0x80) return value;
+    }
+  }
+
+  void put(std::uint64_t offset, const std::string& bytes, Pages& pages) const {
+    for (std::size_t i = 0; i < bytes.size(); ++i, ++offset) {
+      std::string& page = pages[offset / page_size()];
+      page.resize(page_size());
+      page[offset % page_size()] = bytes[i];
+    }
+  }
+  std::string get(std::uint64_t offset, std::size_t size, const Pages& pages) const {
+    std::string bytes(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto page = pages.find((offset + i) / page_size());
+      if (page != pages.end()) bytes[i] = page->second[(offset + i) % page_size()];
+    }
+    return bytes;
+  }
+
+  // Slow and plain: span by span, slot by slot.
+  void mask(Pages& pages) const {
+    constexpr std::size_t kSpan = 65536;
+    constexpr std::array<std::size_t, 40> kSlots = {
+        16,   32,   48,   64,   80,    96,    112,   128,   160,   192,   224,   256,  320,  384,
+        448,  512,  640,  768,  896,   1024,  1280,  1536,  1792,  2048,  2560,  3072, 3584, 4096,
+        5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384, 20480, 24576, 28672, 32768};
+    const std::string superblock = get(0, 168, pages);
+    const std::uint64_t spans = u64(superblock, 48);
+    const std::uint64_t data = u64(superblock, 96);
+    std::uint64_t taken_end = 0;
+    for (std::uint64_t span = 0; span < spans; ++span) {
+      const std::string entry = get(u64(superblock, 72) + span * 8, 8, pages);
+      const std::size_t slot_bytes =
+          entry[0] == 1 ? kSlots.at(static_cast<std::size_t>(entry[1])) : kSpan;
+      if (entry[0] == 2) taken_end = span + u32(entry, 4);
+      for (std::size_t slot = 0; slot * slot_bytes < kSpan; ++slot) {
+        const bool is_tail = (slot + 1) * slot_bytes > kSpan;
+        const std::string word = get(u64(superblock, 80) + slot / 512 * u64(superblock, 88) +
+                                         span * 64 + slot % 512 / 64 * 8,
+                                     8, pages);
+        bool is_free = is_tail || (u64(word, 0) >> slot % 64 & 1U) == 0;
+        if (entry[0] != 1) is_free = span >= taken_end;
+        if (!is_free) continue;
+        const std::size_t size = is_tail ? kSpan - slot * slot_bytes : slot_bytes;
+        for (std::size_t i = 0; i < size; ++i) {
+          const std::uint64_t at = data + span * kSpan + slot * slot_bytes + i;
+          const auto page = pages.find(at / page_size());
+          if (page != pages.end()) page->second[at % page_size()] = '\0';
+        }
       }
     }
   }
@@ -176,7 +290,7 @@ TEST_F(FormatSpec, the_history_has_a_full_index_and_a_branch) {
   bool branch = false;
   for (const auto& [id, image] : images_) {
     const std::string manifest = reader.manifest(id);
-    full = full || u64(manifest, 184) != 0;
+    full = full || u64(manifest, 296) != 0;
     branch = branch || (id > 1 && u64(manifest, 40) != id - 1);
     EXPECT_EQ(u64(manifest, 56), base_);
     EXPECT_STREQ(manifest.c_str() + 224, "spec");

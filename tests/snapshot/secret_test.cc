@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <sstream>
@@ -14,14 +15,17 @@
 
 #include "pagetide/allocator/clear/clear.h"
 #include "pagetide/snapshot/snapshotter.h"
+#include "tests/support/arena_image.h"
 #include "tests/support/must.h"
 #include "tests/support/random_mutator.h"
 #include "tests/support/skip.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_scale.h"
+#include "tests/support/untouched_free.h"
 
 // What ClearPolicy::on_free promises: a secret that was freed before a snapshot saw it is nowhere,
-// neither in the memory of the arena nor in the store.
+// neither in the memory of the arena nor in the store. And ClearPolicy::deferred: it is in no
+// snapshot in which it is free, whatever it is in.
 
 namespace pagetide {
 namespace {
@@ -199,6 +203,134 @@ TEST(SecretOfThePastTest, is_gone_once_free_memory_is_cleared) {
   const SnapshotId cleared = must(snapshotter.take());
   EXPECT_FALSE(store_holds(directory.file("on_free"), secret));
   EXPECT_TRUE(must(next.info(cleared)).free_bytes_are_zero);
+}
+
+// --- under ClearPolicy::deferred, where freed bytes stay in memory for a while ---
+
+// The secret was live in snapshot 1 and is free in snapshot 2; its bytes are where they were.
+class DeferredSecretTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = 512;
+
+  DeferredSecretTest() {
+    for (char*& block : blocks_) block = static_cast<char*>(must(arena_.allocate(kBytes)));
+    std::copy(secret_.begin(), secret_.end(), blocks_[3] + 100);
+    must(snapshotter_->take());
+    free_untouched(arena_, blocks_[3]);
+  }
+  SnapshotId take() { return must(snapshotter_->take()); }
+  // What `pagetide export` writes.
+  bool image_holds(SnapshotId id) {
+    bool found = false;
+    must(store_.read_image(id, [&](PageRange, std::span<const std::byte> content) {
+      found =
+          found || holds({reinterpret_cast<const char*>(content.data()), content.size()}, secret_);
+      return Result<void>();
+    }));
+    return found;
+  }
+  bool file_holds(const std::string& name) {
+    std::ifstream file(directory_.file("store") + "/" + name, std::ios::binary);
+    std::ostringstream content;
+    content << file.rdbuf();
+    const std::string bytes = content.str();
+    return holds({bytes.data(), bytes.size()}, secret_);
+  }
+  // The arena of a snapshot; the one that took it is gone.
+  Arena reopened(SnapshotId id) {
+    snapshotter_.reset();
+    { const Arena ending = std::move(arena_); }
+    return must(store_.open_arena(id, {.clear = ClearPolicy::deferred}));
+  }
+
+  const Secret secret_ = new_secret();
+  TemporaryDirectory directory_;
+  Store store_ = must(Store::open(directory_.file("store")));
+  Arena arena_ = must(Arena::create({.reserve_bytes = 64_MiB, .clear = ClearPolicy::deferred}));
+  std::optional<Snapshotter> snapshotter_{std::in_place, arena_, store_};
+  std::array<char*, 8> blocks_{};  // one page of slots
+};
+
+TEST_F(DeferredSecretTest, is_in_the_first_segment_and_not_in_the_second_when_its_page_is_dirtied) {
+  *blocks_[5] = 1;
+  take();
+  EXPECT_TRUE(region_holds(arena_, secret_)) << "else nothing was masked";
+  EXPECT_TRUE(file_holds("000000000001.segment"));
+  EXPECT_FALSE(file_holds("000000000002.segment"));
+  EXPECT_TRUE(image_holds({1}));
+  EXPECT_FALSE(image_holds({2}));
+}
+
+TEST_F(DeferredSecretTest, is_in_the_first_segment_and_not_in_the_second_image_when_it_is_not) {
+  take();
+  EXPECT_TRUE(region_holds(arena_, secret_)) << "else nothing was masked";
+  EXPECT_TRUE(file_holds("000000000001.segment"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.file("store") + "/000000000002.segment"));
+  EXPECT_TRUE(image_holds({1}));
+  EXPECT_FALSE(image_holds({2}));
+}
+
+TEST_F(DeferredSecretTest, comes_back_with_the_first_snapshot_and_not_with_the_second) {
+  take();
+  {
+    const Arena second = reopened({2});
+    EXPECT_FALSE(region_holds(second, secret_));
+  }
+  const Arena first = must(store_.open_arena({1}, {.clear = ClearPolicy::deferred}));
+  EXPECT_TRUE(region_holds(first, secret_));
+}
+
+// The page is not what the store has for it: the next snapshot must not refer to that.
+TEST_F(DeferredSecretTest, stays_away_when_its_slot_is_handed_out_again_after_opening) {
+  take();
+  Arena second = reopened({2});
+  Snapshotter snapshotter(second, store_);
+  for (std::size_t i = 0; i < 2 * layout::kSpanBytes / kBytes; ++i) must(second.allocate(kBytes));
+  const SnapshotId id = must(snapshotter.take());
+  EXPECT_FALSE(image_holds(id));
+  EXPECT_EQ(difference(image_of(second), must(image_of(store_, id))), "");
+}
+
+TEST_F(DeferredSecretTest, is_gone_after_a_rollback_to_the_second_and_back_after_one_to_the_first) {
+  const SnapshotId second = take();
+  *blocks_[5] = 1;
+  must(snapshotter_->rollback(second));
+  EXPECT_FALSE(region_holds(arena_, secret_));
+  must(snapshotter_->rollback({1}));
+  EXPECT_TRUE(region_holds(arena_, secret_));
+}
+
+// As after opening.
+TEST_F(DeferredSecretTest, stays_away_when_its_slot_is_handed_out_again_after_a_rollback) {
+  const SnapshotId second = take();
+  *blocks_[5] = 1;
+  must(snapshotter_->rollback(second));
+  for (std::size_t i = 0; i < 2 * layout::kSpanBytes / kBytes; ++i) must(arena_.allocate(kBytes));
+  const SnapshotId id = take();
+  EXPECT_FALSE(image_holds(id));
+  EXPECT_EQ(difference(image_of(arena_), must(image_of(store_, id))), "");
+}
+
+// A slot that is free in a snapshot is stored as zeros, whatever memory held. So going back to when
+// it was in use and zero must not take equal pages for equal memory.
+TEST_F(DeferredSecretTest, does_not_stay_in_a_slot_that_was_zero_before) {
+  const SnapshotId before = take();
+  auto* block = static_cast<char*>(must(arena_.allocate_zeroed(20'000)));
+  const SnapshotId zero = take();
+  const Secret other = new_secret();
+  std::copy(other.begin(), other.end(), block + 5000);
+  free_untouched(arena_, block);
+  take();
+  EXPECT_TRUE(region_holds(arena_, other)) << "else nothing was masked";
+  must(snapshotter_->rollback(zero));
+  EXPECT_FALSE(region_holds(arena_, other));
+  must(snapshotter_->rollback(before));
+}
+
+TEST_F(DeferredSecretTest, snapshots_say_that_free_bytes_are_masked) {
+  const SnapshotInfo info = must(store_.info(take()));
+  EXPECT_TRUE(info.free_bytes_masked);
+  EXPECT_FALSE(info.free_bytes_are_zero);
 }
 
 // Every kernel keeps the promise.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -378,18 +379,24 @@ TEST_F(SnapshotterTest, a_full_index_bounds_the_chain) {
 void random_history(const std::string& path, BackendKind backend, std::uint64_t seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
+  constexpr std::array kPolicies = {ClearPolicy::on_free, ClearPolicy::never,
+                                    ClearPolicy::deferred};
+  const ClearPolicy policy = kPolicies.at(random() % kPolicies.size());
+  const bool deferred = policy == ClearPolicy::deferred;
   Store store = must(Store::open(path));
   std::optional<Arena> arena =
       must(Arena::create({.name = "history",
                           .reserve_bytes = 256_MiB,
-                          .clear = random() % 2 == 0 ? ClearPolicy::on_free : ClearPolicy::never,
+                          .clear = policy,
                           .prefill = random() % 2 == 0 ? Prefill::zero_page : Prefill::none,
                           .backend = backend}));
   std::optional<Snapshotter> snapshotter;
   snapshotter.emplace(*arena, store);
   std::map<SnapshotId, ArenaImage> reference;
   for (int step = 0; step < 30; ++step) {
-    RandomMutator(*arena, random()).steps(random() % 200);
+    RandomMutator mutator(*arena, random());
+    if (deferred) mutator.defer_clearing();
+    mutator.steps(random() % 200);
     const std::uint64_t what = reference.empty() ? 0 : random() % 6;
     if (what <= 2) {
       reference[must(snapshotter->take())] = image_of(*arena);
@@ -402,7 +409,9 @@ void random_history(const std::string& path, BackendKind backend, std::uint64_t 
     } else {
       snapshotter.reset();
       arena.reset();
-      arena = must(store.open_arena(target->first, {.backend = backend}));
+      // What was freed under never is kept by its snapshots, and by nobody else.
+      const ClearPolicy again = deferred ? ClearPolicy::deferred : ClearPolicy::on_free;
+      arena = must(store.open_arena(target->first, {.clear = again, .backend = backend}));
       snapshotter.emplace(*arena, store);
     }
     ASSERT_EQ(difference(target->second, image_of(*arena)), "");

@@ -85,23 +85,40 @@ TEST_F(StoreTest, a_root_that_is_cut_short_is_damage_wherever_it_was_cut) {
   }
 }
 
-TEST_F(StoreTest, a_newer_version_is_refused_by_name) {
-  make_store();
-  std::fstream root(path_ + "/root", std::ios::in | std::ios::out | std::ios::binary);
+// Gives a store's root another format version, with a right checksum.
+void set_version(const std::string& path, std::uint32_t version) {
+  std::fstream root(path + "/root", std::ios::in | std::ios::out | std::ios::binary);
   char record[128];
   root.read(record, sizeof(record));
-  const std::uint32_t version = 2;
   std::memcpy(record + 8, &version, sizeof(version));
   const std::uint64_t checksum = hash64(record, 120);
   std::memcpy(record + 120, &checksum, sizeof(checksum));
   root.seekp(0);
   root.write(record, sizeof(record));
-  root.close();
+}
+
+TEST_F(StoreTest, a_newer_version_is_refused_by_name) {
+  make_store();
+  set_version(path_, 3);
   const Error error = open_error(StoreMode::read);
   EXPECT_EQ(error.code(), ErrorCode::version_too_new);
   EXPECT_EQ(error.message(), path_ +
-                                 "/root has format version 2; this Pagetide reads up to 1. Use a "
+                                 "/root has format version 3; this Pagetide reads up to 2. Use a "
                                  "newer Pagetide.");
+}
+
+TEST_F(StoreTest, the_version_with_metadata_in_pages_is_refused_and_told_what_to_do) {
+  make_store();
+  set_version(path_, 1);
+  for (const StoreMode mode : {StoreMode::read, StoreMode::write, StoreMode::create_or_write}) {
+    const Error error = open_error(mode);
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_EQ(
+        error.message(),
+        path_ +
+            "/root has format version 1, which no release of Pagetide wrote; this one reads "
+            "version 2. Begin a new store, or read this one with the Pagetide that wrote it.");
+  }
 }
 
 TEST_F(StoreTest, a_second_writer_is_refused_and_told_who_writes) {

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+
+#include "pagetide/allocator/free_mask.h"
 #include "pagetide/base/hash.h"
 
 namespace pagetide {
@@ -21,9 +24,20 @@ void add_pages(ArenaImage& image, std::size_t first_page, const std::byte* conte
 
 ArenaImage image_of(const Arena& arena) {
   ArenaImage image;
-  const UsedRanges used = arena.heap().used_ranges();
-  for (const ByteRange& range : used.span()) {
-    add_pages(image, (range.begin - arena.range().begin) / page_size(), range.data(), range.size);
+  const Heap& heap = arena.heap();
+  heap.settle();
+  for (const UsedRanges& used : {heap.metadata_ranges(), heap.used_ranges()}) {
+    for (const ByteRange& range : used.span()) {
+      add_pages(image, (range.begin - arena.range().begin) / page_size(), range.data(), range.size);
+    }
+  }
+  if (heap.clear_policy() != ClearPolicy::deferred) return image;
+  FreeMask mask(heap.metadata());
+  const std::size_t first_data_page = heap.geometry().data_offset / page_size();
+  for (auto page = image.lower_bound(first_data_page); page != image.end();) {
+    auto* bytes = reinterpret_cast<std::byte*>(page->second.data());
+    const bool emptied = mask.apply(page->first, bytes) && is_all_zero(bytes, page_size());
+    page = emptied ? image.erase(page) : std::next(page);
   }
   return image;
 }

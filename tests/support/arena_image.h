@@ -13,7 +13,8 @@ namespace pagetide {
 // The run-time page is not in it, as it is in no snapshot.
 using ArenaImage = std::map<std::size_t, std::string>;
 
-// Reads all pages the heap says are in use, without any tracker.
+// Reads all pages the heap says are in use, without any tracker. Under ClearPolicy::deferred free
+// bytes count as zero, as they do in its snapshots.
 ArenaImage image_of(const Arena& arena);
 // What the store gives for a snapshot.
 Result<ArenaImage> image_of(Store& store, SnapshotId id);

@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "pagetide/base/hash.h"
 #include "tests/support/must.h"
+#include "tests/support/untouched_free.h"
 
 namespace pagetide {
 
@@ -16,6 +18,10 @@ void RandomMutator::allocate() {
   if (below(10) == 0) size = 1 + below(20'000);
   if (below(40) == 0) size = 100'000 + below(400'000);
   auto* data = static_cast<std::byte*>(must(arena_.allocate(size)));
+  if (const std::size_t usable = arena_.heap().usable_size(data);
+      defers_clearing_ && !is_all_zero(data, usable)) {
+    std::memset(data, 0, usable);
+  }
   blocks_->push_back({data, size});
   if (below(4) != 0) write(blocks_->back());
 }
@@ -31,7 +37,11 @@ void RandomMutator::step() {
   if (blocks_->empty() || what < 4) return allocate();
   const std::size_t chosen = below(blocks_->size());
   if (what < 7) return write((*blocks_)[chosen]);
-  arena_.deallocate((*blocks_)[chosen].data);
+  if (defers_clearing_ && (*blocks_)[chosen].size <= layout::kMaxSlotBytes && below(4) != 0) {
+    free_untouched(arena_, (*blocks_)[chosen].data);
+  } else {
+    arena_.deallocate((*blocks_)[chosen].data);
+  }
   (*blocks_)[chosen] = blocks_->back();
   blocks_->pop_back();
 }

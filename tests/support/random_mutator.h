@@ -14,6 +14,9 @@ namespace pagetide {
 class RandomMutator {
  public:
   RandomMutator(Arena& arena, std::uint64_t seed);
+  // From now on many frees leave the bytes of their block alone, and blocks are cleared when they
+  // are handed out instead: what a heap under ClearPolicy::deferred may do.
+  void defer_clearing() { defers_clearing_ = true; }
 
   void step();
   void steps(std::size_t n) {
@@ -33,6 +36,7 @@ class RandomMutator {
 
   Arena& arena_;
   Blocks* blocks_;
+  bool defers_clearing_ = false;
   std::mt19937_64 random_;
 };
 

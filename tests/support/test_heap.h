@@ -55,6 +55,8 @@ class TestHeap {
   static RegionOptions options(std::size_t reserve_bytes) {
     RegionOptions result;
     result.reserve_bytes = reserve_bytes;
+    result.tracked_from =
+        must(layout::geometry_for(round_up(reserve_bytes, page_size()))).data_offset;
     return result;
   }
 

@@ -11,6 +11,7 @@
 #include <regex>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/base/unique_fd.h"
 #include "pagetide/tracker/capabilities.h"
 #include "pagetide/tracker/kernel_bugs.h"
@@ -229,6 +230,7 @@ TEST_F(CliTest, ShowNamesAHeapThatItsProgramOverwrote) {
   Snapshotter snapshotter(arena, store);
   const auto* base = reinterpret_cast<std::byte*>(arena.range().begin);  // NOLINT
   auto* spans = const_cast<std::byte*>(base + arena.heap().geometry().spans_offset);
+  arena.heap().changes().note_entry(0);
   spans[1] = std::byte{99};  // the size class of span 0
   must(snapshotter.take());
   const RunResult result = run({"show", store_});

@@ -137,6 +137,15 @@ void print_as_json(const std::string& path, const SnapshotInfo& info, const Free
 ExitCode refuse(const std::string& path, const SnapshotInfo& info, bool as_json, Output& out) {
   if (as_json) print_json(head_json(path, info), out);
   if (auto r = out.flush(); !r) return report_output_failure(r.error());
+  if (info.free_bytes_masked) {
+    report(
+        fmt::format("snapshot {} of {} cannot be checked: its arena clears freed memory later "
+                    "(ClearPolicy::deferred), and the snapshot has zeros there whatever the memory "
+                    "held. Create "
+                    "the arena with ClearPolicy::on_free, and open it with that each time.",
+                    info.id.value, path));
+    return ExitCode::unreadable;
+  }
   report(fmt::format(
       "snapshot {} of {} cannot be checked: its arena has not cleared all that was freed for its "
       "whole life (or an older Pagetide wrote the snapshot), so free memory may hold anything. "

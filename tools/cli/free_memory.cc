@@ -122,16 +122,16 @@ Result<FreeMemory> read_free_memory(Store& store, const SnapshotInfo& info,
     scan.emplace(metadata, std::move(*heap), max_findings);
     return {};
   };
-  // Runs ascend, so the metadata is complete when the first data comes.
+  // Runs ascend and are of metadata or of data, so the former is complete when the latter comes.
   const auto visit = [&](PageRange pages, std::span<const std::byte> content) -> Result<void> {
-    const std::size_t count = pages.intersect({0, *before_data}).count;
-    const auto head = content.first(count * page_size());
-    metadata.add({pages.first, count}, head);
-    if (count == pages.count) return {};
+    if (pages.first < *before_data) {
+      metadata.add(pages, content);
+      return {};
+    }
     if (!scan) {
       if (auto r = begin_scan(); !r) return r;
     }
-    scan->add({pages.first + count, pages.count - count}, content.subspan(head.size()));
+    scan->add(pages, content);
     return {};
   };
   if (auto r = store.read_image(info.id, visit, progress); !r) return propagate(r);

@@ -202,26 +202,14 @@ Result<std::size_t> metadata_pages(const SnapshotInfo& info) {
   return failure(ErrorCode::damaged, "the snapshot's region is too small to hold a heap.");
 }
 
-Result<HeapView> read_heap(Store& store, const SnapshotInfo& info, const Progress& progress) {
-  Result<std::size_t> page_count = metadata_pages(info);
-  if (!page_count) return propagate(page_count);
+Result<HeapView> read_heap(Store& store, const SnapshotInfo& info) {
   SparseImage image;
-  bool is_complete = false;
-  auto read = store.read_image(
-      info.id,
-      [&](PageRange pages, std::span<const std::byte> content) -> Result<void> {
-        const PageRange wanted = pages.intersect({0, *page_count});
-        image.add(wanted, content.first(wanted.count * page_size()));
-        if (pages.end() < *page_count) return {};
-        // Runs ascend, so nothing of interest follows; an error is how a visitor ends a reading.
-        is_complete = true;
-        return failure(ErrorCode::busy, "enough was read");
-      },
-      [&](std::uint64_t done, std::uint64_t) {
-        if (progress) progress(std::min<std::uint64_t>(done, *page_count), *page_count);
+  auto read =
+      store.read_metadata(info.id, [&](PageRange pages, std::span<const std::byte> content) {
+        image.add(pages, content);
+        return Result<void>();
       });
-  if (!read && !is_complete) return propagate(read);
-  if (progress) progress(*page_count, *page_count);
+  if (!read) return propagate(read);
   return decode_heap(image, info);
 }
 

@@ -87,8 +87,8 @@ Result<HeapView> decode_heap(const SparseImage& image, const SnapshotInfo& info)
 // where the region is too small for a heap: damaged.
 Result<std::size_t> metadata_pages(const SnapshotInfo& info);
 
-// Reads the image's metadata, not its data, and decodes it. Fails like Store::read_image and
+// Reads the image's metadata, not its data, and decodes it. Fails like Store::read_metadata and
 // decode_heap. Takes as much memory as the metadata: below 1 % of the heap.
-Result<HeapView> read_heap(Store& store, const SnapshotInfo& info, const Progress& progress);
+Result<HeapView> read_heap(Store& store, const SnapshotInfo& info);
 
 }  // namespace pagetide::cli

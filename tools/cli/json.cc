@@ -18,10 +18,12 @@ Json to_json(const SnapshotInfo& info) {
   json["changed_pages"] = info.changed_pages;
   json["zero_pages"] = info.zero_pages;
   json["bytes_written"] = info.bytes_written;
+  json["heap_state_bytes"] = info.heap_state_bytes;
   json["stop_ns"] = info.stop_ns;
   json["has_full_index"] = info.has_full_index;
   json["holds_code_addresses"] = info.holds_code_addresses;
   json["free_bytes_are_zero"] = info.free_bytes_are_zero;
+  json["free_bytes_masked"] = info.free_bytes_masked;
   json["build_id"] = info.build_id;
   json["load_address"] = hexadecimal(info.load_address);
   return json;

@@ -57,7 +57,6 @@ void add_show(CLI::App& app, ShowOptions& options) {
       ->type_name("");
   verb->add_flag("--all", options.all_runs, "List every changed run (JSON always does)");
   verb->add_flag("--json", options.as_json, kJsonHelp);
-  verb->add_flag("--progress", options.force_progress, kProgressHelp);
 }
 
 void add_verify(CLI::App& app, VerifyOptions& options) {

@@ -4,7 +4,6 @@
 #include "tools/cli/heap_problems.h"
 #include "tools/cli/heap_view.h"
 #include "tools/cli/json.h"
-#include "tools/cli/progress_line.h"
 #include "tools/cli/table.h"
 #include "tools/cli/text.h"
 #include "tools/cli/verbs.h"
@@ -24,7 +23,7 @@ struct Findings {
   std::vector<Error> errors;
 };
 
-Findings read_findings(Store& store, SnapshotInfo info, bool force_progress) {
+Findings read_findings(Store& store, SnapshotInfo info) {
   Findings found;
   found.info = std::move(info);
   auto runs = store.changes(found.info.id);
@@ -33,9 +32,7 @@ Findings read_findings(Store& store, SnapshotInfo info, bool force_progress) {
     return found;  // what makes up the image cannot be found without them
   }
   found.runs = std::move(*runs);
-  ProgressLine progress("reading the heap's metadata", force_progress);
-  auto heap = read_heap(store, found.info, progress.callback());
-  progress.finish();
+  auto heap = read_heap(store, found.info);
   if (heap) {
     found.heap = std::move(*heap);
   } else {
@@ -66,10 +63,13 @@ void print_info(const std::string& path, const SnapshotInfo& s, Output& out) {
        fmt::format("{}, of these {} zero; {} of the heap", s.changed_pages, s.zero_pages,
                    percent(s.changed_pages * s.page_bytes, s.heap_bytes)));
   line("bytes written", fmt::format("{} ({})", s.bytes_written, human_bytes(s.bytes_written)));
+  line("heap record",
+       fmt::format("{} ({}) of these", s.heap_state_bytes, human_bytes(s.heap_state_bytes)));
   line("stop", human_duration(s.stop_ns));
   line("full index", yes_no(s.has_full_index));
   line("code addresses", yes_no(s.holds_code_addresses));
   line("cleared on free", yes_no(s.free_bytes_are_zero));
+  line("free masked", yes_no(s.free_bytes_masked));
   const bool has_build_id = s.build_id.find_first_not_of('0') != std::string::npos;
   line("written by", fmt::format("build-id {}, loaded at {}", has_build_id ? s.build_id : "none",
                                  hexadecimal(s.load_address)));
@@ -193,7 +193,7 @@ ExitCode run_show(const ShowOptions& options, Output& out) {
     report(info.error().message());
     return exit_code_in_store(info.error());
   }
-  const Findings found = read_findings(*store, std::move(*info), options.force_progress);
+  const Findings found = read_findings(*store, std::move(*info));
   if (options.as_json) {
     print_findings_as_json(found, out);
   } else {

@@ -21,7 +21,6 @@ struct ShowOptions {
   Positionals positionals;
   bool all_runs = false;
   bool as_json = false;
-  bool force_progress = false;
 };
 ExitCode run_show(const ShowOptions& options, Output& out);
 

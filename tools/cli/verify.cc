@@ -42,7 +42,9 @@ void print_as_text(const std::string& path, const VerifyReport& report, Output& 
             counted(report.pages, "stored page", "stored pages"), human_bytes(report.bytes));
   for (const Error& problem : report.problems) out.print("{}\n", problem.message());
   if (report.sound()) {
-    out.write("sound: manifests, history, every page against its checksum, full indexes\n");
+    out.write(
+        "sound: manifests, history, every page and heap record against its checksum, full "
+        "indexes\n");
   } else {
     out.print("unusable snapshots: {}\n", list_of(report.unusable));
   }
