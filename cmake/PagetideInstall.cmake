@@ -11,6 +11,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "base/c_numbers.h" EXCLUDE
   PATTERN "base/c_structs.h" EXCLUDE
   PATTERN "base/fatal.h" EXCLUDE
+  PATTERN "base/futex.h" EXCLUDE
   PATTERN "base/hash.h" EXCLUDE
   PATTERN "base/syscalls.h" EXCLUDE
   PATTERN "base/unique_fd.h" EXCLUDE

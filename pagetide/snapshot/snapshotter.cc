@@ -34,13 +34,16 @@ std::uint64_t now_ns() {
 class Stop {
  public:
   explicit Stop(const Quiesce& quiesce) : quiesce_(quiesce) {
-    if (quiesce_.pause) quiesce_.pause();
+    if (quiesce_.pause) held_ = quiesce_.pause();
+    ended_ = !held_;
     start_ns_ = now_ns();
   }
   Stop(const Stop&) = delete;
   Stop& operator=(const Stop&) = delete;
   ~Stop() { end(); }
 
+  // Why the writers could not be held; they go on then.
+  Result<void>& held() { return held_; }
   // How long the stop took. Ends it when it has not ended yet.
   std::uint64_t end() {
     if (!ended_) {
@@ -53,6 +56,7 @@ class Stop {
 
  private:
   const Quiesce& quiesce_;
+  Result<void> held_;
   std::uint64_t start_ns_ = 0;
   std::uint64_t stop_ns_ = 0;
   bool ended_ = false;
@@ -373,6 +377,10 @@ Result<SnapshotId> Snapshotter::take() {
   std::uint64_t stop_ns = 0;
   {
     Stop stop(s.options.quiesce);
+    if (auto& held = stop.held(); !held) {
+      pages.set_used();  // nothing was collected
+      return propagate(held);
+    }
     captured = s.capture(segment, facts);
     stop_ns = stop.end();
   }
@@ -493,6 +501,10 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   RollbackStats stats;
   CollectedPages pages(s.arena, s.collected);
   Stop stop(s.options.quiesce);
+  if (auto& held = stop.held(); !held) {
+    pages.set_used();  // nothing was collected
+    return propagate(held);
+  }
   const UsedRanges before = s.arena.heap().used_ranges();
   if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
     return propagate(r);
