@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_race_points.h"
 #include "pagetide/allocator/heap_tables.h"
 #include "pagetide/allocator/run_zeroing.h"
@@ -290,14 +291,17 @@ Result<std::unique_ptr<Heap>> Heap::attach(Region& region, ClearPolicy clear) {
 }
 
 Result<void> Heap::rebuild() {
+  const InHeap in_heap;
   return impl_->rebuild();
 }
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
   return impl_->allocate_or_make_room(bytes, alignment).block;
 }
 
 void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
   const Allocated allocated = impl_->allocate_or_make_room(bytes, alignment);
   if (allocated.block == nullptr || allocated.known_zero) return allocated.block;
   const std::size_t usable = usable_size(allocated.block);
@@ -313,6 +317,7 @@ void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
 
 void Heap::deallocate(void* block) noexcept {
   if (block == nullptr) return;
+  const InHeap in_heap;
   if (!owns(block))
     fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
   auto* address = static_cast<std::byte*>(block);
@@ -325,6 +330,7 @@ void Heap::deallocate(void* block) noexcept {
 }
 
 Result<void> Heap::clear_free_memory() {
+  const InHeap in_heap;
   if (impl_->tables.clear != ClearPolicy::on_free) {
     return failure(
         ErrorCode::invalid_argument,
@@ -355,10 +361,12 @@ bool Heap::owns(const void* address) const noexcept {
 }
 
 void Heap::settle() const {
+  const InHeap in_heap;
   impl_->threads->settle();
 }
 
 void Heap::for_each_allocation(const std::function<void(void*, std::size_t)>& visit) const {
+  const InHeap in_heap;
   settle();
   const std::size_t used = impl_->tables.superblock().spans_used;
   for (std::size_t span = 0; span < used;) {
@@ -380,6 +388,7 @@ void Heap::for_each_allocation(const std::function<void(void*, std::size_t)>& vi
 }
 
 Result<HeapStats> Heap::check() const {
+  const InHeap in_heap;
   if (auto r = layout::check_superblock(impl_->tables.superblock(), impl_->tables.region.range());
       !r) {
     return propagate(r);
@@ -420,6 +429,7 @@ Result<HeapStats> Heap::check() const {
 }
 
 HeapStats Heap::stats() const {
+  const InHeap in_heap;
   settle();
   HeapStats s;
   const std::size_t used = impl_->tables.superblock().spans_used;

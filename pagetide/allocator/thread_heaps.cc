@@ -5,6 +5,7 @@
 #include <atomic>
 #include <utility>
 
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_race_points.h"
 
 namespace pagetide {
@@ -62,6 +63,7 @@ constinit thread_local ThisThread this_thread;
 
 struct AtThreadEnd {
   ~AtThreadEnd() {
+    const InHeap in_heap;
     this_thread.ended = true;
     detail::thread_heap_links = {};
     registry.thread_ends(this_thread.token);
