@@ -45,6 +45,7 @@ Result<Arena> Arena::create(const ArenaOptions& options) {
   if (!region) return propagate(region);
   auto heap = Heap::format(**region, options.name, options.clear);
   if (!heap) return propagate(heap);
+  (*heap)->set_on_corruption(options.on_corruption);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 
@@ -59,6 +60,7 @@ Result<Arena> Arena::from_image(const ArenaOptions& options, std::size_t image_b
   if (auto r = load((*region)->range()); !r) return propagate(r);
   auto heap = Heap::attach(**region, options.clear);
   if (!heap) return propagate(heap);
+  (*heap)->set_on_corruption(options.on_corruption);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 

@@ -29,7 +29,8 @@ struct ArenaOptions {
   ClearPolicy clear = ClearPolicy::on_free;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
-  HotPageOptions hot_pages = {};  // adaptive arming: for arenas that keep writing the same pages
+  HotPageOptions hot_pages = {};    // adaptive arming: for arenas that keep writing the same pages
+  OnCorruption on_corruption = {};  // of a free of what is not allocated. Default: abort
 };
 
 // Where an arena's bytes come from, so that the next snapshot knows its parent.
@@ -69,7 +70,7 @@ class PAGETIDE_API Arena {
   Result<void*> allocate_zeroed(std::size_t bytes,
                                 std::size_t alignment = alignof(std::max_align_t));
   // Memory from allocate(), allocate_zeroed() or the resource. Aborts the process when it is not
-  // allocated.
+  // allocated, unless the options say otherwise (OnCorruption).
   void deallocate(void* block) noexcept;
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so

@@ -68,6 +68,13 @@ typedef struct pagetide_arena_options {
   // Not 0: opens one that holds code addresses in any program; all those addresses dangle.
   // Default: 0.
   int ignore_program_identity;
+  // Null, the default: freeing what is not allocated aborts the process with a message on standard
+  // error. Else this is called, by the thread that frees and before anything was changed, with the
+  // message, which is good until it returns, the block and corruption_context; the free is ignored.
+  // It may use the arena, and must return. A double free by two threads that is found only later
+  // aborts in any case.
+  void (*on_corruption)(const char* message, const void* block, void* context);
+  void* corruption_context;
 } pagetide_arena_options;
 
 // Sets the first `size` bytes to the defaults. `size` is sizeof(pagetide_arena_options) as the
@@ -107,7 +114,7 @@ PAGETIDE_API void* pagetide_arena_allocate_aligned(pagetide_arena* arena, size_t
 PAGETIDE_API void* pagetide_arena_allocate_zeroed(pagetide_arena* arena, size_t count, size_t size);
 
 // Frees a block. Null is fine. What is not allocated aborts the process with a message on standard
-// error: the heap is proven to be corrupt.
+// error: the heap is proven to be corrupt. The option on_corruption reports it instead.
 PAGETIDE_API void pagetide_arena_deallocate(pagetide_arena* arena, void* block);
 
 // The block with room for `size` bytes; null as for pagetide_arena_allocate(), and then the old one

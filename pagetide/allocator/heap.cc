@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 
@@ -45,6 +47,7 @@ struct Heap::Impl {
   HeapTables tables;
   std::unique_ptr<ThreadHeaps> threads;
   bool free_bytes_are_zero = false;
+  OnCorruption on_corruption;
 
   static Result<std::unique_ptr<Impl>> create(Region& region, ClearPolicy clear);
 
@@ -55,6 +58,7 @@ struct Heap::Impl {
   void deallocate_small(std::size_t span, std::byte* block);
   void deallocate_large(std::size_t span, std::byte* block);
   void free_remotely(std::size_t span, std::size_t slot, std::byte* block);
+  void refuse(std::string_view what, const void* block, std::string_view why) const;
   bool release_empty_spans();
 
   std::size_t count_allocated(std::size_t span, std::size_t size_class);
@@ -97,12 +101,13 @@ void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
   const std::size_t slot = slot_of(offset, size_class);
   if (offset != slot * kSlotBytes[size_class] || slot >= layout::slots_per_span(size_class)) {
-    fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
+    return refuse("heap corruption: invalid free of ", block,
+                  ": not the start of an allocated block");
   }
   // Before the bytes are cleared, so that a double free does not clear what is not its own.
   const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
   if ((load_shared(tables.word(span, slot / 64)) & mask) == 0) {
-    fatal_at("heap corruption: double free of ", block, "");
+    return refuse("heap corruption: double free of ", block, "");
   }
   ThreadHeap* mine = threads->mine();
   const bool is_mine = mine != nullptr && mine->number() == owner_of(shared);
@@ -120,12 +125,12 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
   const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
   std::atomic_ref remote(tables.remote_word(span, index));
   if ((remote.load(std::memory_order_relaxed) & mask) != 0) {
-    fatal_at("heap corruption: double free of ", block, "");
+    return refuse("heap corruption: double free of ", block, "");
   }
   if (tables.clear == ClearPolicy::on_free) clear_memory(block, kSlotBytes[shared.size_class]);
   ThreadHeap& owner = threads->by_number(owner_of(shared));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);
-  if ((before & mask) != 0) fatal_at("heap corruption: double free of ", block, "");
+  if ((before & mask) != 0) return refuse("heap corruption: double free of ", block, "");
   if (before != 0) return;
   race_point();
   const std::uint64_t pending = std::atomic_ref(shared.pending)
@@ -138,10 +143,21 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
 void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   const std::size_t count = tables.entry(span).run_spans;
   if (block != tables.span_data(span)) {
-    fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
+    return refuse("heap corruption: invalid free of ", block,
+                  ": not the start of an allocated block");
   }
   tables.entry(span) = {};
   tables.supply.release(span, count, RunContent::unknown);
+}
+
+// A free of what is not allocated. Nothing has been changed, and no lock is held.
+void Heap::Impl::refuse(std::string_view what, const void* block, std::string_view why) const {
+  if (on_corruption.report == nullptr) fatal_at(what, block, why);
+  const int kept_errno = errno;
+  std::array<char, 160> message;
+  print_at(message, what, block, why);
+  on_corruption.report(message.data(), block, on_corruption.context);
+  errno = kept_errno;
 }
 
 bool Heap::Impl::release_empty_spans() {
@@ -319,14 +335,14 @@ void Heap::deallocate(void* block) noexcept {
   if (block == nullptr) return;
   const InHeap in_heap;
   if (!owns(block))
-    fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
+    return impl_->refuse("heap corruption: invalid free of ", block, ": outside the arena's data");
   auto* address = static_cast<std::byte*>(block);
   const std::size_t span = impl_->tables.span_of(address);
   if (owner_of(impl_->tables.shared[span]) != 0) return impl_->deallocate_small(span, address);
   if (impl_->tables.entry(span).kind == SpanKind::large) {
     return impl_->deallocate_large(span, address);
   }
-  fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
+  impl_->refuse("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
 
 Result<void> Heap::clear_free_memory() {
@@ -454,6 +470,9 @@ HeapStats Heap::stats() const {
 
 std::string_view Heap::name() const {
   return impl_->tables.superblock().name.data();
+}
+void Heap::set_on_corruption(const OnCorruption& on_corruption) {
+  impl_->on_corruption = on_corruption;
 }
 ClearPolicy Heap::clear_policy() const {
   return impl_->tables.clear;

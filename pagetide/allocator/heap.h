@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "pagetide/allocator/heap_layout.h"
+#include "pagetide/allocator/on_corruption.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
@@ -58,7 +59,7 @@ class UsedRanges {
 // Thread-safe: any thread may allocate and free anything. Small blocks take no lock as long as the
 // thread's spans have room; large blocks share one. No exception, no errno: nullptr means that the
 // reservation or the machine is exhausted. Freeing what is not allocated aborts the process with a
-// message (proven heap corruption).
+// message (proven heap corruption), or is reported and ignored (set_on_corruption()).
 //
 // Below "for the snapshot layer": only while no other thread is inside the heap.
 class PAGETIDE_API Heap {
@@ -104,6 +105,8 @@ class PAGETIDE_API Heap {
 
   std::string_view name() const;
   ClearPolicy clear_policy() const;
+  // Not while other threads free.
+  void set_on_corruption(const OnCorruption& on_corruption);
   bool holds_code_addresses() const;
   void set_holds_code_addresses();
   const layout::Geometry& geometry() const;

@@ -35,6 +35,7 @@ using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::KilledBySignal;
+using ::testing::StartsWith;
 
 std::uint64_t live_blocks(const ArenaHandle& arena) {
   return must(cpp(arena).heap().check()).live_blocks;
@@ -142,10 +143,11 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
   EXPECT_EQ(options.hot_relearn_takes, expected.hot_pages.relearn_takes);
   EXPECT_EQ(options.holds_code_addresses, 0);
   EXPECT_EQ(options.ignore_program_identity, 0);
+  EXPECT_EQ(options.on_corruption, nullptr);
 }
 
 TEST(ArenaCStructs, have_the_sizes_that_programs_were_compiled_with) {
-  EXPECT_EQ(sizeof(pagetide_arena_options), 72U);
+  EXPECT_EQ(sizeof(pagetide_arena_options), 88U);
   EXPECT_EQ(sizeof(pagetide_arena_stats), 56U);
   EXPECT_THAT((std::vector<int>{PAGETIDE_CLEAR_ON_FREE, PAGETIDE_CLEAR_NEVER}), ElementsAre(0, 1));
 }
@@ -431,6 +433,24 @@ TEST(ArenaCDeathTest, freeing_the_block_of_another_arena_aborts) {
               HasSubstr("outside the arena's data"));
   EXPECT_EXIT((void)pagetide_arena_reallocate(arena.get(), block, 200), KilledBySignal(SIGABRT),
               HasSubstr("outside the arena's data"));
+}
+
+TEST(ArenaCMemory, reports_a_double_free_where_the_options_say_so) {
+  struct Report {
+    std::string message;
+    const void* block = nullptr;
+  } report;
+  pagetide_arena_options options = small_arena();
+  options.on_corruption = [](const char* message, const void* block, void* context) {
+    *static_cast<Report*>(context) = {message, block};
+  };
+  options.corruption_context = &report;
+  const ArenaHandle arena = create_arena(options);
+  void* block = pagetide_arena_allocate(arena.get(), 100);
+  pagetide_arena_deallocate(arena.get(), block);
+  pagetide_arena_deallocate(arena.get(), block);
+  EXPECT_EQ(report.block, block);
+  EXPECT_THAT(report.message, StartsWith("heap corruption: double free of 0x"));
 }
 
 // --- Reallocation ---

@@ -328,6 +328,16 @@ TEST_F(StoreTest, a_forked_child_cannot_take_snapshots_of_its_parent) {
   EXPECT_EQ(difference(image_of(arena), must(image_of(store, id))), "");
 }
 
+TEST_F(StoreTest, an_arena_that_is_opened_reports_corruption_as_its_options_say) {
+  make_store();
+  Store store = must(Store::open(path_));
+  int reports = 0;
+  const auto count = [](const char*, const void*, void* context) { ++*static_cast<int*>(context); };
+  Arena arena = must(store.open_arena({1}, {.on_corruption = {count, &reports}}));
+  arena.deallocate(&reports);
+  EXPECT_EQ(reports, 1);
+}
+
 // A real small disk.
 class SmallDisk : public StoreTest {
  protected:
