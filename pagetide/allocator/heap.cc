@@ -296,6 +296,7 @@ Result<std::unique_ptr<Heap>> Heap::format(Region& region, std::string_view name
   s.data_offset = g.data_offset;
   name.copy(s.name.data(), s.name.size() - 1);
   (*impl)->free_bytes_are_zero = clear == ClearPolicy::on_free;
+  (*impl)->threads->begin_use();
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 
@@ -303,6 +304,7 @@ Result<std::unique_ptr<Heap>> Heap::attach(Region& region, ClearPolicy clear) {
   auto impl = Impl::create(region, clear);
   if (!impl) return propagate(impl);
   if (auto r = (*impl)->rebuild(); !r) return propagate(r);
+  (*impl)->threads->begin_use();
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -109,6 +110,7 @@ struct Snapshotter::Impl {
   Store::Impl& store;
   SnapshotterOptions options;
   bool has_arena;
+  const pid_t owner = ::getpid();
 
   // The image that the tracker's epoch is relative to.
   std::optional<PageMap> base;
@@ -148,6 +150,15 @@ struct Snapshotter::Impl {
 
 // Everything that may allocate, fail or take time, before writers are stopped.
 Result<void> Snapshotter::Impl::prepare() {
+  if (::getpid() != owner) {
+    return failure(
+        ErrorCode::forked,
+        fmt::format(
+            "the arena '{}' belongs to the parent process: a forked child may use its "
+            "memory, but neither takes snapshots of it nor rolls it back. Destroy it in the "
+            "child and open it from a store there.",
+            arena.name()));
+  }
   if (!has_arena) {
     return failure(
         ErrorCode::busy,
