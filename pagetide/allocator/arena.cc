@@ -96,6 +96,12 @@ tl::unexpected<Error> Arena::refused(std::size_t alignment) const {
 void Arena::deallocate(void* block) noexcept {
   impl_->heap->deallocate(block);
 }
+std::size_t Arena::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
+  return impl_->heap->allocate_batch(bytes, out);
+}
+void Arena::deallocate_batch(std::span<void* const> blocks) noexcept {
+  impl_->heap->deallocate_batch(blocks);
+}
 std::pmr::memory_resource* Arena::resource() const {
   return impl_->resource;
 }

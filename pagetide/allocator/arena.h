@@ -5,6 +5,7 @@
 #include <memory>
 #include <memory_resource>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -72,6 +73,11 @@ class PAGETIDE_API Arena {
   // Memory from allocate(), allocate_zeroed() or the resource. Aborts the process when it is not
   // allocated, unless the options say otherwise (OnCorruption).
   void deallocate(void* block) noexcept;
+  // Blocks of `bytes` each into `out`, from its front; how many: fewer than it has room for only
+  // where the reservation or the machine is exhausted. Cost: that of as many calls of allocate().
+  std::size_t allocate_batch(std::size_t bytes, std::span<void*> out) noexcept;
+  // As many calls of deallocate().
+  void deallocate_batch(std::span<void* const> blocks) noexcept;
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so
   // containers inside the arena may keep it. Throws std::bad_alloc when exhausted.

@@ -347,6 +347,20 @@ void Heap::deallocate(void* block) noexcept {
   impl_->refuse("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
 
+std::size_t Heap::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
+  const InHeap in_heap;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = impl_->allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
+    if (out[i] == nullptr) return i;
+  }
+  return out.size();
+}
+
+void Heap::deallocate_batch(std::span<void* const> blocks) noexcept {
+  const InHeap in_heap;
+  for (void* block : blocks) deallocate(block);
+}
+
 Result<void> Heap::clear_free_memory() {
   const InHeap in_heap;
   if (impl_->tables.clear != ClearPolicy::on_free) {
@@ -468,6 +482,25 @@ HeapStats Heap::stats() const {
   s.idle_bytes = impl_->tables.supply.idle_spans() * kSpanBytes;
   s.reserve_bytes = impl_->tables.region.range().size;
   return s;
+}
+
+std::array<ClassStats, kSizeClasses> Heap::class_stats() const {
+  const InHeap in_heap;
+  settle();
+  std::array<ClassStats, kSizeClasses> stats{};
+  for (std::size_t c = 0; c < kSizeClasses; ++c) stats[c].slot_bytes = kSlotBytes[c];
+  const std::size_t used = impl_->tables.superblock().spans_used;
+  for (std::size_t span = 0; span < used;) {
+    const SpanEntry e = impl_->tables.entry(span);
+    if (e.kind == SpanKind::small) {
+      ClassStats& of_class = stats.at(e.size_class);
+      of_class.slots += layout::slots_per_span(e.size_class);
+      of_class.live += impl_->count_allocated(span, e.size_class);
+      of_class.spans += 1;
+    }
+    span += e.kind == SpanKind::large ? e.run_spans : 1;
+  }
+  return stats;
 }
 
 std::string_view Heap::name() const {

@@ -31,6 +31,14 @@ struct HeapStats {
   std::uint64_t reserve_bytes = 0;
 };
 
+// Of the blocks of one size.
+struct ClassStats {
+  std::uint32_t slot_bytes = 0;
+  std::uint64_t slots = 0;  // that its spans have
+  std::uint64_t live = 0;   // of these are allocated
+  std::uint64_t spans = 0;
+};
+
 // The parts of a region that can differ from zero: superblock, roots, span table, eight groups of
 // bitmaps, data. A value without allocation, because it is asked for while writers are held.
 class UsedRanges {
@@ -86,6 +94,12 @@ class PAGETIDE_API Heap {
   void* allocate_zeroed(std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;
+  // Blocks of `bytes` each into out, from its front; how many: fewer than asked for only where the
+  // reservation or the machine is exhausted. As many allocations, in one operation of the heap: a
+  // thread that is to be stopped is so after all of them.
+  std::size_t allocate_batch(std::size_t bytes, std::span<void*> out) noexcept;
+  // Frees them all; null pointers are ignored. As many frees, in one operation.
+  void deallocate_batch(std::span<void* const> blocks) noexcept;
   // Clears what is free and not known to be zero, for a heap under on_free that holds remains of
   // blocks freed under never, or that was restored from such a snapshot: from here on it is as if
   // it had been under on_free for its whole life. Pages that are zero already are not written to.
@@ -102,6 +116,9 @@ class PAGETIDE_API Heap {
   Result<HeapStats> check() const;
   // Counts by walking the bitmaps: O(spans). Not while others allocate or free.
   HeapStats stats() const;
+  // Of each size class, by walking the bitmaps: O(spans). Large blocks are in none. Not while
+  // others allocate or free.
+  std::array<ClassStats, layout::kSizeClasses> class_stats() const;
 
   std::string_view name() const;
   ClearPolicy clear_policy() const;
