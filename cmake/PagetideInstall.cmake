@@ -28,6 +28,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_c_handle.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
+  PATTERN "allocator/safepoints_c_handle.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
   PATTERN "allocator/fork_repair.h" EXCLUDE
   PATTERN "allocator/heap_activity.h" EXCLUDE
