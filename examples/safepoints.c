@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <threads.h>
 
 #include "pagetide/pagetide.h"
 
@@ -100,7 +101,11 @@ static void run(pagetide_store* store, pagetide_snapshot_id ids[SNAPSHOTS]) {
     tellers[i] = (struct teller){.points = points, .money = bank->money[i], .seed = i};
     if (pthread_create(&tellers[i].thread, NULL, work, &tellers[i]) != 0) abort();
   }
-  for (int i = 0; i < SNAPSHOTS; i++) check(pagetide_snapshotter_take(snapshotter, &ids[i]));
+  for (int i = 0; i < SNAPSHOTS; i++) {
+    const struct timespec business_hours = {.tv_nsec = 10000000};
+    thrd_sleep(&business_hours, NULL);
+    check(pagetide_snapshotter_take(snapshotter, &ids[i]));
+  }
   atomic_store(&closing, 1);
   for (int i = 0; i < TELLERS; i++) pthread_join(tellers[i].thread, NULL);
 
