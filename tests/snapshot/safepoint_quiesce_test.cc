@@ -3,15 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <atomic>
-#include <cstring>
-#include <memory>
-#include <set>
+#include <chrono>
+#include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "pagetide/snapshot/snapshotter.h"
+#include "tests/snapshot/arena_mutators.h"
 #include "tests/support/child_process.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
@@ -27,115 +27,12 @@ using ::testing::HasSubstr;
 
 constexpr auto kLong = 60s;
 constexpr std::size_t kThreads = 4;
-constexpr std::size_t kPlaces = 400;
 
-// What lives in the arena: every live block but this one is in one of the places.
-struct Blocks {
-  struct Place {
-    void* block;
-    std::size_t bytes;
-  };
-  std::array<std::array<Place, kPlaces>, kThreads> of_thread;
-};
-
-unsigned char content_of(const void* block, std::size_t bytes) {
-  return static_cast<unsigned char>((reinterpret_cast<std::uintptr_t>(block) >> 4U) + bytes) | 1U;
+// Five seconds; a minute under ./dev soak.
+std::chrono::milliseconds soak_time() {
+  if (std::getenv("PAGETIDE_SOAK") != nullptr) return 60s;
+  return std::chrono::milliseconds(scaled(5000));
 }
-
-std::size_t random_size(RandomSource& random) {
-  return random.one_in(200)  ? random.between(32'000, 200'000)
-         : random.one_in(10) ? random.between(300, 20'000)
-                             : random.between(1, 300);
-}
-
-// Whether exactly the blocks that are in places are allocated, and hold what they ought to; else
-// what is wrong.
-std::string wrong_with(Arena& arena) {
-  const auto stats = arena.heap().check();
-  if (!stats) return stats.error().message();
-  Blocks* blocks = must(arena.find<Blocks>("blocks"));
-  std::set<void*> expected = {blocks};
-  for (const auto& places : blocks->of_thread) {
-    for (const Blocks::Place& place : places) {
-      if (place.block == nullptr) continue;
-      if (!expected.insert(place.block).second) return "a block is in two places";
-      const auto* bytes = static_cast<const unsigned char*>(place.block);
-      for (std::size_t i : {std::size_t{0}, place.bytes / 2, place.bytes - 1}) {
-        if (bytes[i] != content_of(place.block, place.bytes)) return "a block lost its content";
-      }
-    }
-  }
-  std::set<void*> found;
-  arena.heap().for_each_allocation([&](void* block, std::size_t) { found.insert(block); });
-  if (found != expected) {
-    return "live are " + std::to_string(found.size()) + " blocks, not " +
-           std::to_string(expected.size());
-  }
-  return {};
-}
-
-// Threads that allocate and free, also what others allocated, and come and go.
-class Mutators {
- public:
-  Mutators(Arena& arena, Safepoints& points, std::uint64_t seed)
-      : arena_(arena), points_(points), blocks_(*must(arena.find_or_construct<Blocks>("blocks"))) {
-    for (std::size_t t = 0; t < kThreads; ++t) {
-      threads_.emplace_back([this, t, seed] {
-        for (std::uint64_t life = 0; !over_; ++life) {
-          std::thread([&] { live(t, seed + life * kThreads + t); }).join();
-        }
-      });
-    }
-  }
-  Mutators(const Mutators&) = delete;
-  Mutators& operator=(const Mutators&) = delete;
-  ~Mutators() { end(); }
-  void end() {
-    over_ = true;
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-  std::uint64_t steps() const { return steps_; }
-
- private:
-  void live(std::size_t t, std::uint64_t seed) {
-    RandomSource random(seed);
-    Mutator mutator(points_);
-    for (std::size_t step = random.between(100, 5000); step > 0 && !over_; --step) {
-      // The lock is for the places of others, and is never held at a safepoint.
-      const std::size_t whose = random.one_in(3) ? random.below(kThreads) : t;
-      {
-        const std::lock_guard lock(mutexes_[whose]);
-        change(blocks_.of_thread[whose][random.below(kPlaces)], random);
-      }
-      ++steps_;
-      if (random.one_in(500)) {
-        const Mutator::Away away(mutator);
-        std::this_thread::yield();
-      }
-      mutator.poll();
-    }
-  }
-  void change(Blocks::Place& place, RandomSource& random) {
-    if (place.block != nullptr) {
-      arena_.deallocate(place.block);
-      place = {};
-      return;
-    }
-    const std::size_t bytes = random_size(random);
-    void* block = must(arena_.allocate(bytes));
-    std::memset(block, content_of(block, bytes), bytes);
-    place = {block, bytes};
-  }
-
-  Arena& arena_;
-  Safepoints& points_;
-  Blocks& blocks_;
-  std::array<std::mutex, kThreads> mutexes_;
-  std::atomic<bool> over_ = false;
-  std::atomic<std::uint64_t> steps_ = 0;
-  std::vector<std::thread> threads_;
-};
 
 class SafepointQuiesceTest : public ::testing::Test {
  protected:
@@ -152,7 +49,7 @@ TEST_F(SafepointQuiesceTest, a_snapshot_at_any_moment_holds_exactly_the_live_blo
   std::vector<SnapshotId> ids;
   {
     Arena arena = make_arena();
-    Mutators mutators(arena, points_, random.seed());
+    ArenaMutators mutators(arena, points_, kThreads, random.seed());
     Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::safepoint(points_, kLong)});
     for (std::size_t i = 0; i < scaled(20); ++i) {
       std::this_thread::sleep_for(std::chrono::microseconds(random.below(20'000)));
@@ -166,7 +63,7 @@ TEST_F(SafepointQuiesceTest, a_snapshot_at_any_moment_holds_exactly_the_live_blo
                 Store store =
                     must(Store::open(directory_.file("store"), {.mode = StoreMode::read}));
                 Arena arena = must(store.open_arena(id));
-                return wrong_with(arena);
+                return wrong_with_blocks(arena);
               }),
               "")
         << "snapshot " << id.value;
@@ -178,7 +75,7 @@ TEST_F(SafepointQuiesceTest, threads_go_on_from_what_a_rollback_put_back) {
   Arena arena = make_arena();
   std::vector<SnapshotId> ids;
   {
-    Mutators mutators(arena, points_, random.seed());
+    ArenaMutators mutators(arena, points_, kThreads, random.seed());
     Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::safepoint(points_, kLong)});
     ids.push_back(must(snapshotter.take()));
     for (std::size_t i = 0; i < scaled(30); ++i) {
@@ -189,17 +86,56 @@ TEST_F(SafepointQuiesceTest, threads_go_on_from_what_a_rollback_put_back) {
         ids.push_back(must(snapshotter.take()));
       }
       must(points_.stop(kLong));
-      const std::string wrong = wrong_with(arena);
+      const std::string wrong = wrong_with_blocks(arena);
       points_.resume();
       ASSERT_EQ(wrong, "");
     }
   }
-  EXPECT_EQ(wrong_with(arena), "");
+  EXPECT_EQ(wrong_with_blocks(arena), "");
+}
+
+// All of it for a while: eight threads, epochs that advance under them, snapshots, rollbacks.
+TEST_F(SafepointQuiesceTest, eight_threads_snapshots_and_rollbacks_go_together) {
+  RandomSource random;
+  Arena arena = make_arena();
+  std::vector<SnapshotId> ids;
+  Tracker& tracker = arena.tracker();
+  const ConsumerId epochs = must(tracker.add_consumer());
+  const auto end = std::chrono::steady_clock::now() + soak_time();
+  {
+    ArenaMutators mutators(arena, points_, ArenaBlocks::kThreads, random.seed());
+    Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::safepoint(points_, kLong)});
+    ids.push_back(must(snapshotter.take()));
+    while (std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(10'000)));
+      switch (random.below(8)) {
+        case 0:
+          // Not too many: a store only grows.
+          if (ids.size() < 200) ids.push_back(must(snapshotter.take()));
+          break;
+        case 1:
+          must(snapshotter.rollback(ids[random.below(ids.size())]));
+          break;
+        case 2: {
+          must(points_.stop(kLong));
+          const std::string wrong = wrong_with_blocks(arena);
+          points_.resume();
+          ASSERT_EQ(wrong, "");
+          break;
+        }
+        default:
+          must(tracker.collect(arena.region().watch(), CollectMode::take, epochs));
+      }
+    }
+    EXPECT_EQ(mutators.broken(), 0);
+    EXPECT_GT(mutators.steps(), 10'000U);
+  }
+  EXPECT_EQ(wrong_with_blocks(arena), "");
 }
 
 TEST_F(SafepointQuiesceTest, a_mutator_may_take_snapshots_itself) {
   Arena arena = make_arena();
-  Mutators mutators(arena, points_, test_seed());
+  ArenaMutators mutators(arena, points_, kThreads, test_seed());
   Mutator self(points_);
   Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::safepoint(points_, kLong)});
   const SnapshotId id = must(snapshotter.take());
