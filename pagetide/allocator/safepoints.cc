@@ -32,17 +32,19 @@
 
 namespace pagetide {
 
-// The mutators of a thread. What is left of them when it ends keeps nobody waiting.
+// The mutators of a thread. Has no destructor itself, whose registration would allocate: a stop
+// looks here.
 struct Mutator::OfThread {
+  // What is left of them when the thread ends keeps nobody waiting.
+  struct AtEnd {
+    ~AtEnd() { of_thread().leave_all(); }
+  };
+
   Mutator* first = nullptr;
 
-  ~OfThread() {
-    while (first != nullptr) {
-      Mutator* mutator = std::exchange(first, first->next_of_thread_);
-      if (mutator->away_depth_++ == 0) mutator->become_away();
-    }
-  }
   void add(Mutator& mutator) {
+    static thread_local const AtEnd at_end;
+    (void)&at_end;
     mutator.next_of_thread_ = first;
     first = &mutator;
   }
@@ -51,6 +53,12 @@ struct Mutator::OfThread {
       if (*link != &mutator) continue;
       *link = mutator.next_of_thread_;
       return;
+    }
+  }
+  void leave_all() {
+    while (first != nullptr) {
+      Mutator* mutator = std::exchange(first, first->next_of_thread_);
+      if (mutator->away_depth_++ == 0) mutator->become_away();
     }
   }
 };
