@@ -11,6 +11,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "base/c_numbers.h" EXCLUDE
   PATTERN "base/c_structs.h" EXCLUDE
   PATTERN "base/fatal.h" EXCLUDE
+  PATTERN "base/futex.h" EXCLUDE
   PATTERN "base/hash.h" EXCLUDE
   PATTERN "base/syscalls.h" EXCLUDE
   PATTERN "base/unique_fd.h" EXCLUDE
@@ -27,9 +28,12 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "tracker/word_masks.h" EXCLUDE
   PATTERN "allocator/arena_c_handle.h" EXCLUDE
   PATTERN "allocator/arena_resource.h" EXCLUDE
+  PATTERN "allocator/safepoints_c_handle.h" EXCLUDE
   PATTERN "allocator/span_supply.h" EXCLUDE
   PATTERN "allocator/free_mask.h" EXCLUDE
   PATTERN "allocator/heap_change_log.h" EXCLUDE
+  PATTERN "allocator/fork_repair.h" EXCLUDE
+  PATTERN "allocator/heap_activity.h" EXCLUDE
   PATTERN "allocator/heap_race_points.h" EXCLUDE
   PATTERN "allocator/heap_tables.h" EXCLUDE
   PATTERN "allocator/run_zeroing.h" EXCLUDE

@@ -4,6 +4,7 @@
 
 #include "pagetide/allocator/arena.h"
 #include "pagetide/allocator/arena_deleter.h"
+#include "pagetide/allocator/safepoints.h"
 #include "pagetide/allocator/stl_allocator.h"
 #include "pagetide/base/bytes.h"
 #include "pagetide/base/error.h"

@@ -51,6 +51,7 @@ Result<Arena> Arena::create(const ArenaOptions& options) {
   if (!region) return propagate(region);
   auto heap = Heap::format(**region, options.name, options.clear);
   if (!heap) return propagate(heap);
+  (*heap)->set_on_corruption(options.on_corruption);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 
@@ -65,6 +66,7 @@ Result<Arena> Arena::from_image(const ArenaOptions& options, std::size_t image_b
   if (auto r = load((*region)->range()); !r) return propagate(r);
   auto heap = Heap::attach(**region, options.clear);
   if (!heap) return propagate(heap);
+  (*heap)->set_on_corruption(options.on_corruption);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 
@@ -91,6 +93,12 @@ tl::unexpected<Error> Arena::refused(std::size_t alignment) const {
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }
 
+std::size_t Arena::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
+  return impl_->heap->allocate_batch(bytes, out);
+}
+void Arena::deallocate_batch(std::span<void* const> blocks) noexcept {
+  impl_->heap->deallocate_batch(blocks);
+}
 std::pmr::memory_resource* Arena::resource() const {
   return impl_->resource;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <memory_resource>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -29,7 +30,8 @@ struct ArenaOptions {
   ClearPolicy clear = ClearPolicy::deferred;
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
-  HotPageOptions hot_pages = {};  // adaptive arming: for arenas that keep writing the same pages
+  HotPageOptions hot_pages = {};    // adaptive arming: for arenas that keep writing the same pages
+  OnCorruption on_corruption = {};  // of a free of what is not allocated. Default: abort
 };
 
 // Where an arena's bytes come from, so that the next snapshot knows its parent.
@@ -83,8 +85,13 @@ class PAGETIDE_API Arena {
     return moved;
   }
   // Memory from allocate(), allocate_zeroed(), reallocate() or the resource. Aborts the process
-  // when it is not allocated.
+  // when it is not allocated, unless the options say otherwise (OnCorruption).
   void deallocate(void* block) noexcept { heap_->deallocate(block); }
+  // Blocks of `bytes` each into `out`, from its front; how many: fewer than it has room for only
+  // where the reservation or the machine is exhausted. Cost: that of as many calls of allocate().
+  std::size_t allocate_batch(std::size_t bytes, std::span<void*> out) noexcept;
+  // As many calls of deallocate().
+  void deallocate_batch(std::span<void* const> blocks) noexcept;
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so
   // containers inside the arena may keep it. Throws std::bad_alloc when exhausted.

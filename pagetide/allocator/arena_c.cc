@@ -95,6 +95,30 @@ void pagetide_arena_deallocate(pagetide_arena* arena, void* block) {
   });
 }
 
+size_t pagetide_arena_allocate_batch(pagetide_arena* arena, size_t size, void** blocks,
+                                     size_t count) {
+  if (count > 0 && blocks == nullptr) return failed<std::size_t>(fail_for_null("blocks"));
+  return at_border<std::size_t>({{arena, "arena"}}, [&]() -> Result<std::size_t> {
+    const std::size_t made = arena->arena.allocate_batch(size, {blocks, count});
+    // Not a failure of the whole: the blocks are the caller's.
+    if (made < count) {
+      fail(ErrorCode::out_of_memory,
+           fmt::format("the arena '{}' gave {} of {} blocks of {} bytes: its reservation or the "
+                       "machine's memory is used up.",
+                       arena->arena.name(), made, count, size));
+    }
+    return made;
+  });
+}
+
+void pagetide_arena_deallocate_batch(pagetide_arena* arena, void* const* blocks, size_t count) {
+  if (count > 0 && blocks == nullptr) return (void)fail_for_null("blocks");
+  (void)at_border({{arena, "arena"}}, [&]() -> Result<void> {
+    arena->arena.deallocate_batch({blocks, count});
+    return {};
+  });
+}
+
 void* pagetide_arena_reallocate(pagetide_arena* arena, void* block, size_t size) {
   return at_border<void*>({{arena, "arena"}}, [&]() -> Result<void*> {
     const std::size_t usable = arena->arena.heap().usable_size(block);
@@ -181,6 +205,18 @@ int pagetide_arena_get_stats(const pagetide_arena* arena, pagetide_arena_stats* 
                                         now.spans_in_use, now.heap_bytes,  now.idle_bytes,
                                         now.reserve_bytes};
     return fill(stats, known, "pagetide_arena_stats");
+  });
+}
+
+int pagetide_arena_get_class_stats(const pagetide_arena* arena, pagetide_class_stats* classes,
+                                   size_t count) {
+  if (count > 0 && classes == nullptr) return fail_for_null("classes");
+  return at_border({{arena, "arena"}}, [&]() -> Result<int> {
+    const auto stats = arena->arena.heap().class_stats();
+    for (std::size_t i = 0; i < std::min(count, stats.size()); ++i) {
+      classes[i] = {stats[i].slot_bytes, stats[i].slots, stats[i].live, stats[i].spans};
+    }
+    return static_cast<int>(stats.size());
   });
 }
 

@@ -71,6 +71,13 @@ typedef struct pagetide_arena_options {
   // Not 0: opens one that holds code addresses in any program; all those addresses dangle.
   // Default: 0.
   int ignore_program_identity;
+  // Null, the default: freeing what is not allocated aborts the process with a message on standard
+  // error. Else this is called, by the thread that frees and before anything was changed, with the
+  // message, which is good until it returns, the block and corruption_context; the free is ignored.
+  // It may use the arena, and must return. A double free by two threads that is found only later
+  // aborts in any case.
+  void (*on_corruption)(const char* message, const void* block, void* context);
+  void* corruption_context;
 } pagetide_arena_options;
 
 // Sets the first `size` bytes to the defaults. `size` is sizeof(pagetide_arena_options) as the
@@ -110,8 +117,17 @@ PAGETIDE_API void* pagetide_arena_allocate_aligned(pagetide_arena* arena, size_t
 PAGETIDE_API void* pagetide_arena_allocate_zeroed(pagetide_arena* arena, size_t count, size_t size);
 
 // Frees a block. Null is fine. What is not allocated aborts the process with a message on standard
-// error: the heap is proven to be corrupt.
+// error: the heap is proven to be corrupt. The option on_corruption reports it instead.
 PAGETIDE_API void pagetide_arena_deallocate(pagetide_arena* arena, void* block);
+
+// Stores `count` blocks of `size` bytes each in blocks[0] and onward, and returns how many: fewer,
+// and a last error of OUT_OF_MEMORY, where the reservation or the machine is exhausted. O(count).
+PAGETIDE_API size_t pagetide_arena_allocate_batch(pagetide_arena* arena, size_t size, void** blocks,
+                                                  size_t count);
+
+// Frees `count` blocks. Null ones are fine. O(count).
+PAGETIDE_API void pagetide_arena_deallocate_batch(pagetide_arena* arena, void* const* blocks,
+                                                  size_t count);
 
 // The block with room for `size` bytes; null as for pagetide_arena_allocate(), and then the old one
 // is as it was. It stays where it is when it has room and more than half of it is needed. Otherwise
@@ -170,6 +186,19 @@ typedef struct pagetide_arena_stats {
 // set to 0, and left out of the `size` that it stores. Alone: while no thread allocates or frees.
 // O(heap).
 PAGETIDE_API int pagetide_arena_get_stats(const pagetide_arena* arena, pagetide_arena_stats* stats);
+
+typedef struct pagetide_class_stats {
+  uint32_t slot_bytes;  // the usable size of its blocks
+  uint64_t slots;       // that its spans have
+  uint64_t live;        // of these are allocated
+  uint64_t spans;       // of 64 KiB
+} pagetide_class_stats;
+
+// Fills classes[0] and onward, up to `count` of them, for the sizes that small blocks have, in
+// ascending order, and returns how many there are, which may be more. Large blocks, of whole spans,
+// are in none. Alone: while no thread allocates or frees. O(heap).
+PAGETIDE_API int pagetide_arena_get_class_stats(const pagetide_arena* arena,
+                                                pagetide_class_stats* classes, size_t count);
 
 // Clears what is free and not known to be zero, for an arena under PAGETIDE_CLEAR_ON_FREE that was
 // under PAGETIDE_CLEAR_NEVER before: from here on no snapshot holds remains of what was freed.

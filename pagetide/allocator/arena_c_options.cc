@@ -38,7 +38,9 @@ pagetide_arena_options default_arena_options() {
           options.hot_pages.ioctl_ns,
           options.hot_pages.relearn_takes,
           0,
-          0};
+          0,
+          options.on_corruption.report,
+          options.on_corruption.context};
 }
 
 }  // namespace
@@ -63,7 +65,9 @@ Result<KnownArenaOptions> arena_options(const pagetide_arena_options* given) {
                                                    .stale_page_ns = known->hot_stale_page_ns,
                                                    .fault_ns = known->hot_fault_ns,
                                                    .ioctl_ns = known->hot_ioctl_ns,
-                                                   .relearn_takes = known->hot_relearn_takes}},
+                                                   .relearn_takes = known->hot_relearn_takes},
+                                     .on_corruption = {.report = known->on_corruption,
+                                                       .context = known->corruption_context}},
                            .holds_code_addresses = known->holds_code_addresses != 0,
                            .ignore_program_identity = known->ignore_program_identity != 0};
 }

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_race_points.h"
 #include "pagetide/allocator/heap_tables.h"
 #include "pagetide/allocator/run_zeroing.h"
@@ -31,9 +34,14 @@ bool is_free(const SpanEntry& entry) {
   return std::bit_cast<std::uint64_t>(entry) == 0;
 }
 
-[[gnu::noinline]] void* clear_block(std::byte* block, std::size_t bytes) noexcept {
-  clear_memory(block, bytes);
+// The ends of allocate() and deallocate() when there is something left to do.
+[[gnu::noinline]] void* stop_before_return(void* block) noexcept {
+  detail::run_pending_stop();
   return block;
+}
+[[gnu::noinline]] void* clear_and_leave(std::byte* block, std::size_t bytes) noexcept {
+  clear_memory(block, bytes);
+  return leave_heap() ? stop_before_return(block) : block;
 }
 
 // Most of what is looked at is zero, and need not get dirty.
@@ -50,6 +58,7 @@ struct Heap::Impl {
   std::unique_ptr<ThreadHeaps> threads;
   std::uint64_t id = 0;  // of `threads`
   bool free_bytes_are_zero = false;
+  OnCorruption on_corruption;
 
   static Result<std::unique_ptr<Impl>> create(Region& region, ClearPolicy clear);
 
@@ -62,6 +71,7 @@ struct Heap::Impl {
   Allocated allocate_or_make_room(std::size_t bytes, std::size_t alignment);
   // The same; to be called at the end of a function.
   void* allocate_slowly(std::size_t bytes) noexcept {
+    const InHeap in_heap;
     return allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
   }
   Allocated allocate_small(std::size_t size_class);
@@ -77,6 +87,7 @@ struct Heap::Impl {
   void deallocate_small(std::size_t span, std::byte* block);
   void deallocate_large(std::size_t span, std::byte* block);
   void free_remotely(std::size_t span, std::size_t slot, std::byte* block);
+  void refuse(std::string_view what, const void* block, std::string_view why) const;
   bool release_empty_spans();
 
   std::size_t count_allocated(std::size_t span, std::size_t size_class);
@@ -156,11 +167,12 @@ void Heap::Impl::deallocate_small(std::size_t span, std::byte* block) {
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
   const std::size_t slot = slot_of(offset, size_class);
   if (offset != slot * kSlotBytes[size_class] || slot >= layout::slots_per_span(size_class)) {
-    fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
+    return refuse("heap corruption: invalid free of ", block,
+                  ": not the start of an allocated block");
   }
   // Before the bytes are cleared, so that a double free does not clear what is not its own.
   if ((load_shared(tables.word(span, slot / 64)) >> (slot % 64) & 1U) == 0) {
-    fatal_at("heap corruption: double free of ", block, "");
+    return refuse("heap corruption: double free of ", block, "");
   }
   ThreadHeap* const mine = my_heap();
   if (mine != nullptr && mine->number() == owner_of(head)) {
@@ -192,13 +204,14 @@ std::size_t Heap::Impl::size_of_allocated(std::byte* block) const {
 // Everything that deallocate() does not do itself.
 void Heap::Impl::deallocate(void* block) noexcept {
   if (block == nullptr) return;
+  const InHeap in_heap;
   if (!tables.owns(block))
-    fatal_at("heap corruption: invalid free of ", block, ": outside the arena's data");
+    return refuse("heap corruption: invalid free of ", block, ": outside the arena's data");
   auto* address = static_cast<std::byte*>(block);
   const std::size_t span = tables.span_of(address);
   if (owner_of(tables.heads[span]) != 0) return deallocate_small(span, address);
   if (tables.entry(span).kind == SpanKind::large) return deallocate_large(span, address);
-  fatal_at("heap corruption: invalid free of ", block, ": nothing is allocated there");
+  refuse("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
 
 // Steps R1 and R2 of the protocol in docs/heap.md.
@@ -208,7 +221,7 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
   const std::uint64_t mask = std::uint64_t{1} << (slot % 64);
   std::atomic_ref remote(tables.remote_word(span, index));
   if ((remote.load(std::memory_order_relaxed) & mask) != 0) {
-    fatal_at("heap corruption: double free of ", block, "");
+    return refuse("heap corruption: double free of ", block, "");
   }
   const std::size_t slot_bytes = kSlotBytes[head.size_class];
   if (tables.clears_on_free(is_written_in(head, tables.epoch(), slot * slot_bytes))) {
@@ -216,7 +229,7 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
   }
   ThreadHeap& owner = threads->by_number(owner_of(head));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);
-  if ((before & mask) != 0) fatal_at("heap corruption: double free of ", block, "");
+  if ((before & mask) != 0) return refuse("heap corruption: double free of ", block, "");
   if (before != 0) return;
   race_point();
   const std::uint64_t pending = std::atomic_ref(tables.mail[span].pending)
@@ -229,7 +242,8 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
 void Heap::Impl::deallocate_large(std::size_t span, std::byte* block) {
   const std::size_t count = tables.entry(span).run_spans;
   if (block != tables.span_data(span)) {
-    fatal_at("heap corruption: invalid free of ", block, ": not the start of an allocated block");
+    return refuse("heap corruption: invalid free of ", block,
+                  ": not the start of an allocated block");
   }
   tables.changes.note_entry(span);
   tables.entry(span) = {};
@@ -270,6 +284,16 @@ void* Heap::Impl::move(std::byte* block, std::size_t usable, std::size_t bytes,
   std::memcpy(allocated.block, block, kept);
   deallocate(block);
   return allocated.block;
+}
+
+// A free of what is not allocated. Nothing has been changed, and no lock is held.
+void Heap::Impl::refuse(std::string_view what, const void* block, std::string_view why) const {
+  if (on_corruption.report == nullptr) fatal_at(what, block, why);
+  const int kept_errno = errno;
+  std::array<char, 160> message;
+  print_at(message, what, block, why);
+  on_corruption.report(message.data(), block, on_corruption.context);
+  errno = kept_errno;
 }
 
 bool Heap::Impl::release_empty_spans() {
@@ -410,6 +434,7 @@ Result<std::unique_ptr<Heap>> Heap::format(Region& region, std::string_view name
   s.data_offset = g.data_offset;
   name.copy(s.name.data(), s.name.size() - 1);
   (*impl)->free_bytes_are_zero = clear == ClearPolicy::on_free;
+  (*impl)->threads->begin_use();
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 
@@ -417,10 +442,12 @@ Result<std::unique_ptr<Heap>> Heap::attach(Region& region, ClearPolicy clear) {
   auto impl = Impl::create(region, clear);
   if (!impl) return propagate(impl);
   if (auto r = (*impl)->rebuild(); !r) return propagate(r);
+  (*impl)->threads->begin_use();
   return std::unique_ptr<Heap>(new Heap(std::move(*impl)));
 }
 
 Result<void> Heap::rebuild() {
+  const InHeap in_heap;
   return impl_->rebuild();
 }
 
@@ -431,22 +458,30 @@ void* Heap::allocate(std::size_t bytes) noexcept {
   const detail::ThreadHeapLink& mine = detail::last_thread_heap;
   if (bytes <= layout::kMaxSlotBytes && mine.heap_id == impl.id) [[likely]] {
     const std::size_t size_class = layout::size_class_of(bytes);
+    enter_heap();
     if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
       slot->mark_allocated();
       std::byte* const block = slot->block();
-      if (slot->known_zero() || !impl.tables.clears_late()) [[likely]]
-        return block;
-      return clear_block(block, kSlotClasses[size_class].slot_bytes);
+      if (!slot->known_zero() && impl.tables.clears_late()) [[unlikely]] {
+        return clear_and_leave(block, kSlotClasses[size_class].slot_bytes);
+      }
+      if (leave_heap()) [[unlikely]]
+        return stop_before_return(block);
+      return block;
     }
+    // The slow way asks again.
+    (void)leave_heap();
   }
   return impl.allocate_slowly(bytes);
 }
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
   return impl_->allocate_or_make_room(bytes, alignment).block;
 }
 
 void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
   const Allocated allocated = impl_->allocate_or_make_room(bytes, alignment);
   if (allocated.block == nullptr || allocated.known_zero) return allocated.block;
   const std::size_t usable = usable_size(allocated.block);
@@ -469,6 +504,7 @@ void Heap::deallocate(void* block) noexcept {
     SpanHead& head = tables.heads[span];
     const std::size_t size_class = head.size_class;
     ThreadHeap& heap = *mine.thread_heap;
+    enter_heap();
     if (heap.is_hot(tables, head, offset) && heap.has_room(size_class)) [[likely]] {
       const SlotClass& slots = kSlotClasses[size_class];
       const std::uint64_t place = slot_and_fraction(offset, slots);
@@ -480,15 +516,22 @@ void Heap::deallocate(void* block) noexcept {
         // Its line is noted as changed already: a slot of the page was handed out in this epoch.
         store_shared(bits, marked & ~(std::uint64_t{1} << (slot % 64)));
         heap.push(size_class, {address, tables.clears, bits, slot % 64});
-        if (tables.clears) clear_memory(address, slots.slot_bytes);
+        if (tables.clears) {
+          clear_and_leave(address, slots.slot_bytes);
+          return;
+        }
+        if (leave_heap()) [[unlikely]]
+          stop_before_return(address);
         return;
       }
     }
+    (void)leave_heap();
   }
   impl.deallocate(block);
 }
 
 void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
   if (block == nullptr) return allocate(bytes, alignment);
   auto* const address = static_cast<std::byte*>(block);
   std::size_t usable = impl_->size_of_allocated(address);
@@ -506,11 +549,27 @@ void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) no
 }
 
 std::size_t Heap::trim() noexcept {
+  const InHeap in_heap;
   impl_->release_empty_spans();
   return impl_->tables.supply.trim() * kSpanBytes;
 }
 
+std::size_t Heap::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
+  const InHeap in_heap;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = impl_->allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
+    if (out[i] == nullptr) return i;
+  }
+  return out.size();
+}
+
+void Heap::deallocate_batch(std::span<void* const> blocks) noexcept {
+  const InHeap in_heap;
+  for (void* block : blocks) deallocate(block);
+}
+
 Result<void> Heap::clear_free_memory() {
+  const InHeap in_heap;
   if (impl_->tables.clear == ClearPolicy::never) {
     return failure(
         ErrorCode::invalid_argument,
@@ -541,10 +600,12 @@ bool Heap::owns(const void* address) const noexcept {
 }
 
 void Heap::settle() const {
+  const InHeap in_heap;
   impl_->threads->settle();
 }
 
 void Heap::for_each_allocation(const std::function<void(void*, std::size_t)>& visit) const {
+  const InHeap in_heap;
   settle();
   const std::size_t used = impl_->tables.superblock().spans_used;
   for (std::size_t span = 0; span < used;) {
@@ -566,6 +627,7 @@ void Heap::for_each_allocation(const std::function<void(void*, std::size_t)>& vi
 }
 
 Result<HeapStats> Heap::check() const {
+  const InHeap in_heap;
   if (auto r = layout::check_superblock(impl_->tables.superblock(), impl_->tables.region.range());
       !r) {
     return propagate(r);
@@ -611,6 +673,7 @@ Result<HeapStats> Heap::check() const {
 }
 
 HeapStats Heap::stats() const {
+  const InHeap in_heap;
   settle();
   HeapStats s;
   const std::size_t used = impl_->tables.superblock().spans_used;
@@ -633,8 +696,30 @@ HeapStats Heap::stats() const {
   return s;
 }
 
+std::array<ClassStats, kSizeClasses> Heap::class_stats() const {
+  const InHeap in_heap;
+  settle();
+  std::array<ClassStats, kSizeClasses> stats{};
+  for (std::size_t c = 0; c < kSizeClasses; ++c) stats[c].slot_bytes = kSlotBytes[c];
+  const std::size_t used = impl_->tables.superblock().spans_used;
+  for (std::size_t span = 0; span < used;) {
+    const SpanEntry e = impl_->tables.entry(span);
+    if (e.kind == SpanKind::small) {
+      ClassStats& of_class = stats.at(e.size_class);
+      of_class.slots += layout::slots_per_span(e.size_class);
+      of_class.live += impl_->count_allocated(span, e.size_class);
+      of_class.spans += 1;
+    }
+    span += e.kind == SpanKind::large ? e.run_spans : 1;
+  }
+  return stats;
+}
+
 std::string_view Heap::name() const {
   return impl_->tables.superblock().name.data();
+}
+void Heap::set_on_corruption(const OnCorruption& on_corruption) {
+  impl_->on_corruption = on_corruption;
 }
 ClearPolicy Heap::clear_policy() const {
   return impl_->tables.clear;

@@ -10,6 +10,7 @@
 #include "pagetide/allocator/clear_policy.h"
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/allocator/heap_metadata.h"
+#include "pagetide/allocator/on_corruption.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
@@ -26,6 +27,14 @@ struct HeapStats {
   // Free spans that are kept in memory for reuse: up to 32 MiB, or an eighth of what is in use.
   std::uint64_t idle_bytes = 0;
   std::uint64_t reserve_bytes = 0;
+};
+
+// Of the blocks of one size.
+struct ClassStats {
+  std::uint32_t slot_bytes = 0;
+  std::uint64_t slots = 0;  // that its spans have
+  std::uint64_t live = 0;   // of these are allocated
+  std::uint64_t spans = 0;
 };
 
 // Parts of a region that can differ from zero. A value without allocation, because it is asked for
@@ -56,7 +65,7 @@ class UsedRanges {
 // Thread-safe: any thread may allocate and free anything. Small blocks take no lock as long as the
 // thread's spans have room; large blocks share one. No exception, no errno: nullptr means that the
 // reservation or the machine is exhausted. Freeing what is not allocated aborts the process with a
-// message (proven heap corruption).
+// message (proven heap corruption), or is reported and ignored (set_on_corruption()).
 //
 // Below "for the snapshot layer": only while no other thread is inside the heap.
 class PAGETIDE_API Heap {
@@ -92,6 +101,12 @@ class PAGETIDE_API Heap {
   // Gives the memory of spans that are free back to the system: those that are kept for reuse, and
   // the empty ones of the calling thread. How many bytes. Other threads may allocate and free.
   std::size_t trim() noexcept;
+  // Blocks of `bytes` each into out, from its front; how many: fewer than asked for only where the
+  // reservation or the machine is exhausted. As many allocations, in one operation of the heap: a
+  // thread that is to be stopped is so after all of them.
+  std::size_t allocate_batch(std::size_t bytes, std::span<void*> out) noexcept;
+  // Frees them all; null pointers are ignored. As many frees, in one operation.
+  void deallocate_batch(std::span<void* const> blocks) noexcept;
   // Clears what is free and not known to be zero, for a heap under on_free that holds remains of
   // blocks freed under never, or that was restored from such a snapshot: from here on it is as if
   // it had been under on_free for its whole life. Pages that are zero already are not written to.
@@ -108,9 +123,14 @@ class PAGETIDE_API Heap {
   Result<HeapStats> check() const;
   // Counts by walking the bitmaps: O(spans). Not while others allocate or free.
   HeapStats stats() const;
+  // Of each size class, by walking the bitmaps: O(spans). Large blocks are in none. Not while
+  // others allocate or free.
+  std::array<ClassStats, layout::kSizeClasses> class_stats() const;
 
   std::string_view name() const;
   ClearPolicy clear_policy() const;
+  // Not while other threads free.
+  void set_on_corruption(const OnCorruption& on_corruption);
   bool holds_code_addresses() const;
   void set_holds_code_addresses();
   const layout::Geometry& geometry() const;

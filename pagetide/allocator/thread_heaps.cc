@@ -5,6 +5,8 @@
 #include <atomic>
 #include <utility>
 
+#include "pagetide/allocator/fork_repair.h"
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_race_points.h"
 
 namespace pagetide {
@@ -27,7 +29,8 @@ struct ThreadHeapRegistry {
   ThreadHeaps* first = nullptr;
 
   void add(ThreadHeaps& heaps) {
-    static const int forks = ::pthread_atfork(before_fork, after_fork, after_fork);
+    static const int forks =
+        ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     (void)forks;
     const RankedLock lock(mutex);
     heaps.next_ = first;
@@ -45,7 +48,9 @@ struct ThreadHeapRegistry {
   }
 
   static void before_fork();
-  static void after_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+  void unlock_all();
 };
 
 namespace {
@@ -63,6 +68,7 @@ constinit thread_local ThisThread this_thread;
 
 struct AtThreadEnd {
   ~AtThreadEnd() {
+    const InHeap in_heap;
     this_thread.ended = true;
     detail::last_thread_heap = {};
     detail::thread_heap_links = {};
@@ -79,11 +85,22 @@ void ThreadHeapRegistry::before_fork() {
   }
 }
 
-void ThreadHeapRegistry::after_fork() {
+void ThreadHeapRegistry::unlock_all() {
+  for (ThreadHeaps* each = first; each != nullptr; each = each->next_) each->unlock_after_fork();
+  mutex.unlock_after_fork();
+}
+
+void ThreadHeapRegistry::after_fork_in_parent() {
+  registry.unlock_all();
+}
+
+// There is one thread now.
+void ThreadHeapRegistry::after_fork_in_child() {
+  registry.unlock_all();
+  const RankedLock lock(registry.mutex);
   for (ThreadHeaps* each = registry.first; each != nullptr; each = each->next_) {
-    each->unlock_after_fork();
+    each->repair_in_child(this_thread.token);
   }
-  registry.mutex.unlock_after_fork();
 }
 
 Result<std::unique_ptr<ThreadHeaps>> ThreadHeaps::create(HeapTables& tables) {
@@ -153,6 +170,23 @@ void ThreadHeaps::settle() {
     heaps_[i].drain(tables_);
     heaps_[i].put_slots_back(tables_);
   }
+}
+
+// All thread heaps but that of the thread that forked belong to nobody now. What they say of their
+// spans is not relied upon: their threads were copied in the middle of something.
+void ThreadHeaps::repair_in_child(std::uint64_t forking_thread) {
+  if (!in_use_) return;
+  const RankedLock lock(mutex_);
+  ThreadHeap* heir = &heaps_[1];
+  for (std::size_t i = 0; i < count_; ++i) {
+    heaps_[i].forget();
+    if (heaps_[i].thread == forking_thread && forking_thread != 0) {
+      heir = &heaps_[i];
+    } else {
+      heaps_[i].thread = 0;
+    }
+  }
+  repair_after_fork(tables_, *heir);
 }
 
 void ThreadHeaps::lock_for_fork() {

@@ -53,6 +53,8 @@ class ThreadHeaps {
     const RankedLock lock(shared_mutex_);
     return use(heaps_[0]);
   }
+  // The heap's layout is there: from now on a forked child may look at it.
+  void begin_use() { in_use_ = true; }
   ThreadHeap& by_number(std::uint32_t number) { return heaps_[number - 1]; }
 
   // --- only while no other thread is inside the heap; threads may end meanwhile ---
@@ -74,11 +76,13 @@ class ThreadHeaps {
   void detach(std::uint64_t thread);
   void lock_for_fork();
   void unlock_after_fork();
+  void repair_in_child(std::uint64_t forking_thread);
 
   const std::uint64_t id_;  // of no other in this process, ever
   HeapTables& tables_;
   VirtualArray<ThreadHeap> heaps_;  // [0] is shared, [1] adopts what a restored image holds
   std::size_t count_ = 2;           // of these were used at some time
+  bool in_use_ = false;
   RankedMutex mutex_{LockRank::heap_threads, "heap threads"};
   RankedMutex shared_mutex_{LockRank::heap_shared, "shared thread heap"};
   ThreadHeaps* next_ = nullptr;  // in the registry

@@ -37,6 +37,8 @@ std::string_view to_string(ErrorCode code) {
       return "identity mismatch";
     case ErrorCode::forked:
       return "forked";
+    case ErrorCode::timed_out:
+      return "timed out";
   }
   return "unknown error";
 }

@@ -30,6 +30,7 @@ enum class ErrorCode : std::uint8_t {
   no_space,           // the disk is full
   identity_mismatch,  // written by another program or at another load address
   forked,             // used in a child process of the one that opened it
+  timed_out,          // somebody did not do in time what was waited for
 };
 
 PAGETIDE_API std::string_view to_string(ErrorCode code);

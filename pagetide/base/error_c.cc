@@ -15,7 +15,7 @@ using pagetide::c_api::Meaning;
 using pagetide::c_api::name_of;
 using pagetide::c_api::number_of;
 
-constexpr std::array<Meaning<ErrorCode>, 15> kErrors = {{
+constexpr std::array<Meaning<ErrorCode>, 16> kErrors = {{
     {PAGETIDE_INVALID_ARGUMENT, ErrorCode::invalid_argument},
     {PAGETIDE_OUT_OF_MEMORY, ErrorCode::out_of_memory},
     {PAGETIDE_ADDRESS_TAKEN, ErrorCode::address_taken},
@@ -31,8 +31,9 @@ constexpr std::array<Meaning<ErrorCode>, 15> kErrors = {{
     {PAGETIDE_NO_SPACE, ErrorCode::no_space},
     {PAGETIDE_IDENTITY_MISMATCH, ErrorCode::identity_mismatch},
     {PAGETIDE_FORKED, ErrorCode::forked},
+    {PAGETIDE_TIMED_OUT, ErrorCode::timed_out},
 }};
-static_assert(kErrors.size() == static_cast<std::size_t>(ErrorCode::forked) + 1);
+static_assert(kErrors.size() == static_cast<std::size_t>(ErrorCode::timed_out) + 1);
 
 struct LastError {
   std::array<char, 1024> message;  // ends with a zero byte

@@ -35,7 +35,8 @@ typedef enum pagetide_error {
   PAGETIDE_DAMAGED = -12,            // a checksum or a bound does not hold
   PAGETIDE_NO_SPACE = -13,           // the disk is full
   PAGETIDE_IDENTITY_MISMATCH = -14,  // written by another program or at another load address
-  PAGETIDE_FORKED = -15              // used in a child process of the one that opened it
+  PAGETIDE_FORKED = -15,             // used in a child process of the one that opened it
+  PAGETIDE_TIMED_OUT = -16           // somebody did not do in time what was waited for
 } pagetide_error;
 
 // "invalid argument" for PAGETIDE_INVALID_ARGUMENT and so on, "ok" for 0 and more, "unknown" for

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "pagetide/base/export.h"
@@ -14,5 +15,10 @@ namespace pagetide {
 // The same, with an address between two parts: "<before>0x7f...<after>".
 [[noreturn]] PAGETIDE_API void fatal_at(std::string_view before, const void* address,
                                         std::string_view after);
+
+// The text of that into `text`, which ends with a zero byte: what does not fit is cut. Allocates
+// nothing.
+PAGETIDE_API void print_at(std::span<char> text, std::string_view before, const void* address,
+                           std::string_view after);
 
 }  // namespace pagetide

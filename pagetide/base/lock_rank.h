@@ -12,6 +12,7 @@ namespace pagetide {
 // and abort with both names. The idea is jemalloc's witness (witness.h).
 enum class LockRank : std::uint8_t {
   snapshotter = 10,         // one take() or rollback() at a time
+  safepoints = 15,          // which threads a stop waits for; held for the whole stop
   store = 20,               // the store's in-memory index
   heap_roots = 30,          // root table of an arena
   heap_registry = 36,       // all heaps of the process

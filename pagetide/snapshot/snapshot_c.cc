@@ -1,9 +1,13 @@
 #include "pagetide/snapshot/snapshot_c.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "pagetide/allocator/arena_c_handle.h"
+#include "pagetide/allocator/safepoints_c_handle.h"
 #include "pagetide/base/c_border.h"
 #include "pagetide/base/c_structs.h"
 #include "pagetide/snapshot/quiesce.h"
@@ -26,11 +30,18 @@ using pagetide::SnapshotterOptions;
 using pagetide::Store;
 
 constexpr const char* kOptionsType = "pagetide_snapshotter_options";
+constexpr std::uint64_t kSafepointLimitMs = 1000;
 constexpr const char* kStatsType = "pagetide_rollback_stats";
 
 pagetide_snapshotter_options default_options() {
   const SnapshotterOptions options;
-  return {sizeof(pagetide_snapshotter_options), nullptr, nullptr, nullptr, options.staging_bytes};
+  return {sizeof(pagetide_snapshotter_options),
+          nullptr,
+          nullptr,
+          nullptr,
+          options.staging_bytes,
+          nullptr,
+          kSafepointLimitMs};
 }
 
 Result<SnapshotterOptions> snapshotter_options(const pagetide_snapshotter_options* given) {
@@ -42,8 +53,20 @@ Result<SnapshotterOptions> snapshotter_options(const pagetide_snapshotter_option
                    "the options pause and resume belong together: set both, or none where one "
                    "thread does everything.");
   }
+  if (known->pause != nullptr && known->safepoints != nullptr) {
+    return failure(
+        ErrorCode::invalid_argument,
+        "writers are held by the options pause and resume or by safepoints, not by both: "
+        "set one of them.");
+  }
   SnapshotterOptions options;
   options.staging_bytes = known->staging_bytes;
+  if (known->safepoints != nullptr) {
+    const auto limit =
+        static_cast<std::int64_t>(std::min<std::uint64_t>(known->safepoint_limit_ms, INT64_MAX));
+    options.quiesce =
+        Quiesce::safepoint(known->safepoints->points, std::chrono::milliseconds(limit));
+  }
   if (known->pause != nullptr) {
     void* const context = known->context;
     options.quiesce = Quiesce::caller([pause = known->pause, context] { pause(context); },

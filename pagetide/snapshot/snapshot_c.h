@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "pagetide/allocator/arena_c.h"
+#include "pagetide/allocator/safepoints_c.h"
 #include "pagetide/base/error_c.h"
 #include "pagetide/base/export.h"
 
@@ -115,6 +116,13 @@ typedef struct pagetide_snapshotter_options {
   // Memory for copies of changed pages; what exceeds it is written to the disk while writers are
   // held. Default: 256 MiB.
   size_t staging_bytes;
+  // Instead of pause and resume: all threads that use the arena are mutators of these safepoints,
+  // which must outlive the snapshotter, and come to one within the limit; else the error is
+  // TIMED_OUT. The thread that takes the snapshot may be one of them. Where several of them do,
+  // each leaves (pagetide_mutator_leave()) while it does: one may have to wait for another.
+  // Defaults: null, 1000.
+  pagetide_safepoints* safepoints;
+  uint64_t safepoint_limit_ms;
 } pagetide_snapshotter_options;
 
 // Sets the first `size` bytes to the defaults. `size` is sizeof(pagetide_snapshotter_options) as
@@ -126,8 +134,8 @@ PAGETIDE_API int pagetide_snapshotter_options_init(pagetide_snapshotter_options*
 // Stores a new snapshotter, which the caller owns, in *snapshotter. One an arena at a time: with
 // another one before it, its calls fail with BUSY. `options` may be null for the defaults; they are
 // not kept, but for the callbacks and their context. Arena and store must outlive it.
-// Errors: INVALID_ARGUMENT also where only one of the callbacks is given; UNSUPPORTED where options
-// set what a newer library has and this one does not.
+// Errors: INVALID_ARGUMENT also where only one of the callbacks is given, or safepoints beside
+// them; UNSUPPORTED where options set what a newer library has and this one does not.
 PAGETIDE_API int pagetide_snapshotter_create(pagetide_arena* arena, pagetide_store* store,
                                              const pagetide_snapshotter_options* options,
                                              pagetide_snapshotter** snapshotter);
@@ -140,7 +148,8 @@ PAGETIDE_API void pagetide_snapshotter_destroy(pagetide_snapshotter* snapshotter
 // where that is in this store. After a failure nothing is lost: the next one holds all that this
 // one would have. Errors: NO_SPACE; BUSY; INVALID_ARGUMENT also where the store was opened for
 // reading; IDENTITY_MISMATCH where another store is at its path by now; DAMAGED where the parent
-// is; PERMISSION_DENIED; SYSTEM_FAILURE; FORKED.
+// is; PERMISSION_DENIED; SYSTEM_FAILURE; FORKED; TIMED_OUT where a thread did not come to a
+// safepoint.
 PAGETIDE_API int pagetide_snapshotter_take(pagetide_snapshotter* snapshotter,
                                            pagetide_snapshot_id* id);
 
@@ -155,8 +164,9 @@ typedef struct pagetide_rollback_stats {
 // null. Pointers into the arena are valid again, or dangling, as they were then; the program must
 // drop what else it remembers of the content. The next snapshot's parent is this one.
 // Errors: NOT_FOUND; IDENTITY_MISMATCH where it is a snapshot of another arena; DAMAGED; BUSY;
-// INVALID_ARGUMENT also where the store was opened for reading; SYSTEM_FAILURE; FORKED. Where
-// reading fails the memory is untouched.
+// INVALID_ARGUMENT also where the store was opened for reading; SYSTEM_FAILURE; FORKED; TIMED_OUT
+// where a thread did not come to a safepoint. Where that happens, or reading fails, the memory is
+// untouched.
 PAGETIDE_API int pagetide_snapshotter_rollback(pagetide_snapshotter* snapshotter,
                                                pagetide_snapshot_id id,
                                                pagetide_rollback_stats* stats);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -37,13 +38,16 @@ std::uint64_t now_ns() {
 class Stop {
  public:
   explicit Stop(const Quiesce& quiesce) : quiesce_(quiesce) {
-    if (quiesce_.pause) quiesce_.pause();
+    if (quiesce_.pause) held_ = quiesce_.pause();
+    ended_ = !held_;
     start_ns_ = now_ns();
   }
   Stop(const Stop&) = delete;
   Stop& operator=(const Stop&) = delete;
   ~Stop() { end(); }
 
+  // Why the writers could not be held; they go on then.
+  Result<void>& held() { return held_; }
   // How long the stop took. Ends it when it has not ended yet.
   std::uint64_t end() {
     if (!ended_) {
@@ -56,6 +60,7 @@ class Stop {
 
  private:
   const Quiesce& quiesce_;
+  Result<void> held_;
   std::uint64_t start_ns_ = 0;
   std::uint64_t stop_ns_ = 0;
   bool ended_ = false;
@@ -134,6 +139,7 @@ struct Snapshotter::Impl {
   Store::Impl& store;
   SnapshotterOptions options;
   bool has_arena;
+  const pid_t owner = ::getpid();
 
   // The image that the tracker's epoch and the heap's change log are relative to.
   std::optional<SnapshotImage> base;
@@ -184,6 +190,15 @@ struct Snapshotter::Impl {
 
 // Everything that may allocate, fail or take time, before writers are stopped.
 Result<void> Snapshotter::Impl::prepare() {
+  if (::getpid() != owner) {
+    return failure(
+        ErrorCode::forked,
+        fmt::format(
+            "the arena '{}' belongs to the parent process: a forked child may use its "
+            "memory, but neither takes snapshots of it nor rolls it back. Destroy it in the "
+            "child and open it from a store there.",
+            arena.name()));
+  }
   if (!has_arena) {
     return failure(
         ErrorCode::busy,
@@ -445,6 +460,10 @@ Result<SnapshotId> Snapshotter::take() {
   std::uint64_t stop_ns = 0;
   {
     Stop stop(s.options.quiesce);
+    if (auto& held = stop.held(); !held) {
+      pages.set_used();  // nothing was collected
+      return propagate(held);
+    }
     captured = s.capture(segment, facts);
     stop_ns = stop.end();
   }
@@ -646,6 +665,10 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   RollbackStats stats;
   CollectedPages pages(s.arena, s.collected);
   Stop stop(s.options.quiesce);
+  if (auto& held = stop.held(); !held) {
+    pages.set_used();  // nothing was collected
+    return propagate(held);
+  }
   const UsedRanges before = s.arena.heap().used_ranges();
   if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
     return propagate(r);

@@ -48,7 +48,7 @@ class PAGETIDE_API Snapshotter {
   // next take() includes all that this one would have.
   // Errors: no_space, busy (another snapshotter has the arena), invalid_argument (the store was
   // opened for reading), identity_mismatch (another store is at its path by now), damaged (the
-  // parent's manifest), permission_denied, system_failure, forked.
+  // parent's manifest), permission_denied, system_failure, forked, and what pause() fails with.
   Result<SnapshotId> take();
 
   // Puts the arena's memory back to a snapshot of the store, in place: every pointer into it is
@@ -56,7 +56,7 @@ class PAGETIDE_API Snapshotter {
   // failure while reading the memory is untouched. Cost: one scan, and reading what differs.
   // The program must drop what it remembers of the arena's content.
   // Errors: not_found, identity_mismatch (a snapshot of another arena), damaged, busy,
-  // invalid_argument, system_failure, forked.
+  // invalid_argument, system_failure, forked, and what pause() fails with.
   Result<RollbackStats> rollback(SnapshotId id);
 
   // What the arena's memory is based on; value 0: nothing in this store.

@@ -42,6 +42,7 @@ struct OpenArenaOptions {
   Prefill prefill = Prefill::zero_page;
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};
+  OnCorruption on_corruption = {};
   // Opens an arena that holds code addresses although the program is another build or loaded
   // elsewhere: every vtable and function pointer inside dangles.
   bool ignore_program_identity = false;

@@ -35,6 +35,7 @@ using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::KilledBySignal;
+using ::testing::StartsWith;
 
 std::uint64_t live_blocks(const ArenaHandle& arena) {
   return must(cpp(arena).heap().check()).live_blocks;
@@ -69,6 +70,11 @@ class ArenaCNullPointers : public testing::Test {
          [=] { return error(pagetide_arena_allocate_aligned(nullptr, 16, 1) == nullptr); }},
         {"arena", [=] { return error(pagetide_arena_allocate_zeroed(nullptr, 1, 1) == nullptr); }},
         {"arena", [=] { return error(pagetide_arena_reallocate(nullptr, nullptr, 1) == nullptr); }},
+        {"blocks", [=] { return error(pagetide_arena_allocate_batch(a, 1, nullptr, 1) == 0); }},
+        {"arena",
+         [=] { return error(pagetide_arena_allocate_batch(nullptr, 1, nullptr, 0) == 0); }},
+        {"classes", [=] { return pagetide_arena_get_class_stats(a, nullptr, 1); }},
+        {"arena", [=] { return pagetide_arena_get_class_stats(nullptr, nullptr, 0); }},
         {"arena", [=] { return error(pagetide_arena_usable_size(nullptr, nullptr) == 0); }},
         {"arena", [this] { return pagetide_arena_owns(nullptr, &range_); }},
         {"arena",
@@ -142,13 +148,16 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
   EXPECT_EQ(options.hot_relearn_takes, expected.hot_pages.relearn_takes);
   EXPECT_EQ(options.holds_code_addresses, 0);
   EXPECT_EQ(options.ignore_program_identity, 0);
+  EXPECT_EQ(options.on_corruption, nullptr);
 }
 
 TEST(ArenaCStructs, have_the_sizes_that_programs_were_compiled_with) {
-  EXPECT_EQ(sizeof(pagetide_arena_options), 72U);
+  EXPECT_EQ(sizeof(pagetide_arena_options), 88U);
   EXPECT_EQ(sizeof(pagetide_arena_stats), 56U);
-  EXPECT_THAT((std::vector<int>{PAGETIDE_CLEAR_ON_FREE, PAGETIDE_CLEAR_NEVER, PAGETIDE_CLEAR_DEFERRED}),
-              ElementsAre(0, 1, 2));
+  EXPECT_EQ(sizeof(pagetide_class_stats), 32U);
+  EXPECT_THAT(
+      (std::vector<int>{PAGETIDE_CLEAR_ON_FREE, PAGETIDE_CLEAR_NEVER, PAGETIDE_CLEAR_DEFERRED}),
+      ElementsAre(0, 1, 2));
 }
 
 TEST(ArenaCOptions, make_the_arena_that_they_describe) {
@@ -434,6 +443,44 @@ TEST(ArenaCDeathTest, freeing_the_block_of_another_arena_aborts) {
               HasSubstr("outside the arena's data"));
 }
 
+TEST(ArenaCMemory, reports_a_double_free_where_the_options_say_so) {
+  struct Report {
+    std::string message;
+    const void* block = nullptr;
+  } report;
+  pagetide_arena_options options = small_arena();
+  options.on_corruption = [](const char* message, const void* block, void* context) {
+    *static_cast<Report*>(context) = {message, block};
+  };
+  options.corruption_context = &report;
+  const ArenaHandle arena = create_arena(options);
+  void* block = pagetide_arena_allocate(arena.get(), 100);
+  pagetide_arena_deallocate(arena.get(), block);
+  pagetide_arena_deallocate(arena.get(), block);
+  EXPECT_EQ(report.block, block);
+  EXPECT_THAT(report.message, StartsWith("heap corruption: double free of 0x"));
+}
+
+TEST(ArenaCMemory, comes_and_goes_in_batches) {
+  const ArenaHandle arena = create_arena();
+  std::array<void*, 100> blocks{};
+  EXPECT_EQ(pagetide_arena_allocate_batch(arena.get(), 1000, blocks.data(), blocks.size()), 100U);
+  for (void* block : blocks) EXPECT_EQ(pagetide_arena_usable_size(arena.get(), block), 1024U);
+  pagetide_arena_deallocate_batch(arena.get(), blocks.data(), blocks.size());
+  EXPECT_EQ(cpp(arena).heap().stats().live_blocks, 0U);
+}
+
+TEST(ArenaCMemory, a_batch_is_short_where_the_reservation_ends) {
+  const ArenaHandle arena = create_arena();
+  std::array<void*, 10> blocks{};
+  const std::size_t made =
+      pagetide_arena_allocate_batch(arena.get(), 20_MiB, blocks.data(), blocks.size());
+  EXPECT_GT(made, 0U);
+  EXPECT_LT(made, 10U);
+  EXPECT_EQ(pagetide_last_error(), PAGETIDE_OUT_OF_MEMORY);
+  EXPECT_EQ(cpp(arena).heap().stats().live_blocks, made);
+}
+
 // --- Reallocation ---
 
 TEST(ArenaCReallocate, stays_where_it_is_while_it_fits_and_half_of_it_is_needed) {
@@ -635,6 +682,19 @@ TEST(ArenaCHeap, has_the_statistics_of_the_cpp_api) {
   EXPECT_EQ(stats.idle_bytes, expected.idle_bytes);
   EXPECT_EQ(stats.reserve_bytes, expected.reserve_bytes);
   EXPECT_GT(stats.idle_bytes, 0U);
+}
+
+TEST(ArenaCHeap, has_the_statistics_of_each_size) {
+  const ArenaHandle arena = create_arena();
+  for (int i = 0; i < 5; ++i) (void)pagetide_arena_allocate(arena.get(), 100);
+  std::array<pagetide_class_stats, 8> classes;
+  EXPECT_EQ(pagetide_arena_get_class_stats(arena.get(), nullptr, 0), 40);
+  EXPECT_EQ(pagetide_arena_get_class_stats(arena.get(), classes.data(), 7), 40);
+  EXPECT_EQ(classes[0].slot_bytes, 16U);
+  EXPECT_EQ(classes[6].slot_bytes, 112U);
+  EXPECT_EQ(classes[6].slots, 585U);
+  EXPECT_EQ(classes[6].live, 5U);
+  EXPECT_EQ(classes[6].spans, 1U);
 }
 
 TEST(ArenaCHeap, fills_the_statistics_that_the_program_knows) {

@@ -22,12 +22,12 @@ using c_api::at_border;
 using ::testing::ElementsAre;
 
 TEST(ErrorC, has_the_names_of_the_cpp_api) {
-  for (int code = 0; code <= static_cast<int>(ErrorCode::forked); ++code) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::timed_out); ++code) {
     EXPECT_EQ(pagetide_error_name(-1 - code), to_string(static_cast<ErrorCode>(code)));
   }
   EXPECT_STREQ(pagetide_error_name(PAGETIDE_OK), "ok");
   EXPECT_STREQ(pagetide_error_name(1), "ok");
-  EXPECT_STREQ(pagetide_error_name(-16), "unknown");
+  EXPECT_STREQ(pagetide_error_name(-17), "unknown");
   EXPECT_STREQ(pagetide_error_name(INT32_MIN), "unknown");
 }
 
@@ -36,8 +36,9 @@ TEST(ErrorC, has_the_numbers_that_programs_were_compiled_with) {
                           PAGETIDE_UNSUPPORTED, PAGETIDE_PERMISSION_DENIED, PAGETIDE_SYSTEM_FAILURE,
                           PAGETIDE_NOT_FOUND, PAGETIDE_ALREADY_EXISTS, PAGETIDE_BUSY,
                           PAGETIDE_NOT_A_STORE, PAGETIDE_VERSION_TOO_NEW, PAGETIDE_DAMAGED,
-                          PAGETIDE_NO_SPACE, PAGETIDE_IDENTITY_MISMATCH, PAGETIDE_FORKED}),
-              ElementsAre(-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12, -13, -14, -15));
+                          PAGETIDE_NO_SPACE, PAGETIDE_IDENTITY_MISMATCH, PAGETIDE_FORKED,
+                          PAGETIDE_TIMED_OUT}),
+              ElementsAre(-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12, -13, -14, -15, -16));
 }
 
 // --- The border ---

@@ -12,7 +12,7 @@
 namespace pagetide {
 namespace {
 
-constexpr auto kLastCode = ErrorCode::forked;
+constexpr auto kLastCode = ErrorCode::timed_out;
 
 TEST(ErrorTest, every_code_has_a_text_of_its_own) {
   std::set<std::string_view> texts;

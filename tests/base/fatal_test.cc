@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <csignal>
 #include <cstdint>
+#include <span>
 
 namespace pagetide {
 namespace {
@@ -32,6 +34,20 @@ TEST(FatalDeathTest, writes_the_null_address_as_zero) {
 TEST(FatalDeathTest, writes_the_highest_address_in_full) {
   EXPECT_EXIT(fatal_at("", at(UINTPTR_MAX), ""), KilledBySignal(SIGABRT),
               Eq("pagetide: 0xffffffffffffffff\n"));
+}
+
+TEST(PrintAtTest, gives_the_same_text) {
+  std::array<char, 64> text;
+  print_at(text, "free of ", at(0x5500'dead'beef), ": no");
+  EXPECT_STREQ(text.data(), "free of 0x5500deadbeef: no");
+}
+
+TEST(PrintAtTest, cuts_what_does_not_fit) {
+  std::array<char, 12> text;
+  text.fill('?');
+  print_at(std::span(text).first(11), "free of ", at(0x5500'dead'beef), ": no");
+  EXPECT_STREQ(text.data(), "free of 0x");
+  EXPECT_EQ(text[11], '?');
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <memory_resource>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pagetide/base/hash.h"
@@ -238,10 +240,12 @@ TEST(SnapshotterCOptions, have_the_defaults_of_the_cpp_api) {
   EXPECT_EQ(options.resume, nullptr);
   EXPECT_EQ(options.context, nullptr);
   EXPECT_EQ(options.staging_bytes, SnapshotterOptions().staging_bytes);
+  EXPECT_EQ(options.safepoints, nullptr);
+  EXPECT_EQ(options.safepoint_limit_ms, 1000U);
 }
 
 TEST(SnapshotterCStructs, have_the_sizes_that_programs_were_compiled_with) {
-  EXPECT_EQ(sizeof(pagetide_snapshotter_options), 40U);
+  EXPECT_EQ(sizeof(pagetide_snapshotter_options), 56U);
   EXPECT_EQ(sizeof(pagetide_rollback_stats), 32U);
   EXPECT_EQ(sizeof(pagetide_snapshot_info), 128U);
   EXPECT_THAT(
@@ -326,6 +330,50 @@ TEST_F(SnapshotCTest, writers_are_held_and_let_go_once) {
   EXPECT_EQ(writers.calls, "pause resume ");
   must_c(pagetide_snapshotter_rollback(snapshotter.get(), 1, nullptr));
   EXPECT_EQ(writers.calls, "pause resume pause resume ");
+}
+
+class SnapshotCSafepointsTest : public SnapshotCTest {
+ protected:
+  SnapshotCSafepointsTest() {
+    must_c(pagetide_safepoints_create(&points_));
+    snapshotter_.reset();
+    options_.safepoints = points_;
+    options_.safepoint_limit_ms = 10;
+  }
+  ~SnapshotCSafepointsTest() override {
+    snapshotter_.reset();
+    pagetide_safepoints_destroy(points_);
+  }
+  pagetide_safepoints* points_ = nullptr;
+  pagetide_snapshotter_options options_ = default_snapshotter_options();
+};
+
+TEST_F(SnapshotCSafepointsTest, a_thread_that_is_late_is_named) {
+  snapshotter_ = create_snapshotter(arena_, store_, options_);
+  take(snapshotter_);
+  std::atomic<int> step = 0;
+  std::thread thread([&] {
+    pagetide_mutator* mutator = nullptr;
+    must_c(pagetide_mutator_create(points_, "tortoise", &mutator));
+    step = 1;
+    while (step != 2) std::this_thread::yield();
+    pagetide_mutator_destroy(mutator);
+  });
+  while (step != 1) std::this_thread::yield();
+  EXPECT_EQ(pagetide_snapshotter_take(snapshotter_.get(), nullptr), PAGETIDE_TIMED_OUT);
+  EXPECT_THAT(last_message(), HasSubstr("within 10 ms: 'tortoise'"));
+  EXPECT_EQ(pagetide_snapshotter_rollback(snapshotter_.get(), 1, nullptr), PAGETIDE_TIMED_OUT);
+  step = 2;
+  thread.join();
+  EXPECT_EQ(take(snapshotter_), 2U);
+}
+
+TEST_F(SnapshotCSafepointsTest, callbacks_beside_them_are_refused) {
+  options_.pause = options_.resume = [](void*) {};
+  pagetide_snapshotter* snapshotter = nullptr;
+  EXPECT_EQ(pagetide_snapshotter_create(arena_.get(), store_.get(), &options_, &snapshotter),
+            PAGETIDE_INVALID_ARGUMENT);
+  EXPECT_THAT(last_message(), HasSubstr("not by both"));
 }
 
 // What exceeds it is in the segment's file when writers are let go.

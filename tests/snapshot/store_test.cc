@@ -334,7 +334,12 @@ TEST_F(StoreTest, a_forked_child_cannot_take_snapshots_of_its_parent) {
   if (child == 0) {
     mutator.steps(50);
     auto id = snapshotter.take();
-    ::_exit(!id && id.error().code() == ErrorCode::forked ? 0 : 1);
+    auto back = snapshotter.rollback({1});
+    const auto is_refused = [](const Error& error) {
+      return error.code() == ErrorCode::forked &&
+             error.message().starts_with("the arena 'fork' belongs to the parent process: ");
+    };
+    ::_exit(!id && !back && is_refused(id.error()) && is_refused(back.error()) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -343,6 +348,16 @@ TEST_F(StoreTest, a_forked_child_cannot_take_snapshots_of_its_parent) {
   mutator.steps(50);
   const SnapshotId id = must(snapshotter.take());
   EXPECT_EQ(difference(image_of(arena), must(image_of(store, id))), "");
+}
+
+TEST_F(StoreTest, an_arena_that_is_opened_reports_corruption_as_its_options_say) {
+  make_store();
+  Store store = must(Store::open(path_));
+  int reports = 0;
+  const auto count = [](const char*, const void*, void* context) { ++*static_cast<int*>(context); };
+  Arena arena = must(store.open_arena({1}, {.on_corruption = {count, &reports}}));
+  arena.deallocate(&reports);
+  EXPECT_EQ(reports, 1);
 }
 
 // A real small disk.
