@@ -4,15 +4,17 @@
 //   bench_heap --benchmark_filter='heap/server/'
 //
 // Entrants:
-//   arena_clears, arena_keeps  an Arena under ClearPolicy::on_free (the default) and never
+//   arena                      an Arena as it is made by default, under ClearPolicy::deferred
+//   arena_clears, arena_keeps  the same under ClearPolicy::on_free and never
+//   arena_slack_N              an arena with a slack of N percent instead of 20; dirty_pages alone
 //   glibc                      malloc as it is
 //   jemalloc, jemalloc_tuned   malloc by preload, by default and by MALLOC_CONF; see entrants.cc
 //   mimalloc, tcmalloc         the same
 //   interprocess               Boost.Interprocess, managed_mapped_file in /dev/shm
 //   pmemobj                    libpmemobj's atomic allocations, in /dev/shm, with
 //                              PMEM_IS_PMEM_FORCE=1: cache lines are flushed, msync is not called
-// A peer that was not there when this was configured becomes a row that says so. An arena grows a
-// block by allocating, copying and freeing; the others have a realloc of their own.
+// A peer that was not there when this was configured becomes a row that says so. The peers clear
+// nothing, as arena_keeps.
 //
 // Every entrant runs in processes of its own (bench_heap_worker, the same program for all of them)
 // and is called through the same table of function pointers. A round runs all entrants over a
@@ -23,11 +25,11 @@
 //
 //   heap/WORKLOAD/ENTRANT   ns an operation; the workloads are in heap/workload.h
 //   heap/geomean/ENTRANT    geometric means over all workloads, of the counters, too
-//     ratio         its time divided by that of arena_clears, tracking off: above 1 Pagetide is the
+//     ratio         its time divided by that of arena, tracking off: above 1 Pagetide is the
 //                   faster one by that factor, below 1 it loses. Off means an arena as it is made:
 //                   its memory is prefilled and armed, and nobody takes.
 //     vs_keeps      the same to arena_keeps
-//     vs_clears_1s, vs_clears_100ms, vs_keeps_1s, vs_keeps_100ms
+//     vs_default_1s, vs_default_100ms, vs_keeps_1s, vs_keeps_100ms
 //                   the same to arenas with tracking on, whose tracker takes that often
 //     epochs_1s_ns, epochs_100ms_ns
 //                   the time of an arena with tracking on: one take at least, and the faults of the
@@ -41,8 +43,12 @@
 //                   random, and 1 % written to with updates (heap/dirty_pages.h); one run of each
 //                   entrant. The time and its ratio are those of the epoch's work, in which the
 //                   first write to each page takes a fault on all sides.
-//     dirty_pages   written pages, of all the memory that the entrant has, metadata included
-//     pages_ratio   them divided by those of arena_clears: above 1 Pagetide dirties fewer
+//     dirty_pages   written pages, of all the memory that the entrant has, metadata included; of an
+//                   arena those that its tracker found, and the pages that the record of its
+//                   metadata fills in a snapshot
+//     volatile_pages
+//                   written pages of an arena outside of its region: in no snapshot
+//     pages_ratio   them divided by those of arena: above 1 Pagetide dirties fewer
 //     memory_MiB    the memory that was looked at, as far as it is populated
 //     rss_MiB       resident memory of the worker
 //
@@ -150,7 +156,9 @@ int main(int argc, char** argv) {
   int count = argc + 1;
   const std::vector<HeapEntrant> entrants = heap_entrants();
   register_workloads(entrants);
-  register_dirty_pages(entrants);
+  std::vector<HeapEntrant> with_slacks = slack_entrants();
+  with_slacks.insert(with_slacks.begin(), entrants.begin(), entrants.end());
+  register_dirty_pages(with_slacks);
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
   benchmark::RunSpecifiedBenchmarks();

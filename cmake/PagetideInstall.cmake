@@ -34,6 +34,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "allocator/heap_change_log.h" EXCLUDE
   PATTERN "allocator/fork_repair.h" EXCLUDE
   PATTERN "allocator/heap_activity.h" EXCLUDE
+  PATTERN "allocator/heap_impl.h" EXCLUDE
   PATTERN "allocator/heap_race_points.h" EXCLUDE
   PATTERN "allocator/heap_tables.h" EXCLUDE
   PATTERN "allocator/run_zeroing.h" EXCLUDE

@@ -40,11 +40,12 @@ class ArenaSource final : public OpenSource {
 
 }  // namespace
 
-Result<std::unique_ptr<OpenSource>> open_arena_source(ClearPolicy clear) {
+Result<std::unique_ptr<OpenSource>> open_arena_source(ClearPolicy clear, unsigned slack_percent) {
   ArenaOptions options;
   options.name = "bench_heap";
   options.reserve_bytes = 4_GiB;
   options.clear = clear;
+  options.slack_percent = slack_percent;
   // The others that `automatic` may choose miss pages that were written with what they held.
   options.backend = BackendKind::uffd_async;
   auto arena = Arena::create(options);

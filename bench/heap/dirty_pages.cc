@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "bench/heap/process_pages.h"
 #include "bench/heap/random.h"
 #include "bench/heap/tagged_block.h"
+#include "pagetide/allocator/heap_change_log.h"
+#include "pagetide/snapshot/heap_record.h"
 
 namespace pagetide::bench {
 
@@ -76,11 +79,19 @@ class Epochs {
   }
 
   // The process's pages first: a take writes to the tracker's own tables.
-  Result<ProcessPages::Counts> end() {
-    auto counts = pages_->count();
-    if (!counts) return counts;
+  struct Counts {
+    std::size_t written = 0;
+    std::size_t written_outside = 0;
+    std::size_t populated = 0;
+  };
+  Result<Counts> end() {
+    const auto pages = pages_->count();
+    if (!pages) return tl::unexpected<Error>(pages.error());
+    Counts counts{pages->written, 0, pages->populated};
+    if (arena_ == nullptr) return counts;
     if (auto r = take(); !r) return propagate(r);
-    if (arena_ != nullptr) counts->written += collected_.written.count();
+    counts.written_outside = counts.written;
+    counts.written = collected_.written.count() + divide_up(record_bytes_, page_size());
     return counts;
   }
 
@@ -90,15 +101,30 @@ class Epochs {
 
   Result<void> take() {
     if (arena_ == nullptr) return {};
+    measure_record();
     auto r =
         arena_->tracker().collect_into(arena_->region().watch(), CollectMode::take, collected_);
     if (r && collected_.poisoned) return failure(ErrorCode::system_failure, collected_.cause);
     return r;
   }
 
+  // At most: a snapshot stores of a line only the words that differ.
+  void measure_record() {
+    constexpr std::size_t kNumberBytes = 2;  // gaps between numbers; most are smaller
+    record_bytes_ = sizeof(format::HeapRecordHeader) + sizeof(std::uint64_t);
+    arena_->heap().settle();
+    arena_->heap().changes().for_each([&](std::size_t, std::uint8_t lines, bool entry) {
+      const auto count = static_cast<std::size_t>(std::popcount(lines));
+      record_bytes_ += count * (kNumberBytes + 1 + sizeof(format::BitmapLine));
+      record_bytes_ += entry ? kNumberBytes + sizeof(layout::SpanEntry) : 0;
+    });
+    arena_->heap().changes().clear();
+  }
+
   Arena* arena_;
   std::unique_ptr<ProcessPages> pages_;
   Collected collected_;
+  std::size_t record_bytes_ = 0;
 };
 
 template <typename T>
@@ -111,6 +137,7 @@ Result<DirtyCounts> measure(Objects& objects, Epochs& epochs, const DirtyPhase& 
   using Clock = std::chrono::steady_clock;
   std::array<double, kEpochs> seconds{};
   std::array<std::size_t, kEpochs> written{};
+  std::array<std::size_t, kEpochs> outside{};
   std::array<std::size_t, kEpochs> populated{};
   for (int epoch = -kFirstEpochs; epoch < kEpochs; ++epoch) {
     if (auto r = epochs.begin(); !r) return propagate(r);
@@ -123,10 +150,15 @@ Result<DirtyCounts> measure(Objects& objects, Epochs& epochs, const DirtyPhase& 
     const auto i = static_cast<std::size_t>(epoch);
     seconds[i] = taken;
     written[i] = counts->written;
+    outside[i] = counts->written_outside;
     populated[i] = counts->populated;
   }
-  return DirtyCounts{phase, middle_of(seconds), static_cast<double>(middle_of(written)),
-                     static_cast<double>(middle_of(populated)), 0};
+  return DirtyCounts{phase,
+                     middle_of(seconds),
+                     static_cast<double>(middle_of(written)),
+                     static_cast<double>(middle_of(outside)),
+                     static_cast<double>(middle_of(populated)),
+                     0};
 }
 
 }  // namespace

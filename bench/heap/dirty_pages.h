@@ -22,13 +22,15 @@ struct DirtyCounts {
   // Medians of the epochs.
   double seconds = 0;
   double dirty_pages = 0;
-  double memory_pages = 0;  // populated, of all that counts
-  std::size_t rss_kib = 0;  // see process_facts.h
+  double volatile_pages = 0;  // of an arena: written outside of its region
+  double memory_pages = 0;    // populated, of all that counts
+  std::size_t rss_kib = 0;    // see process_facts.h
 };
 
 // How many pages an epoch dirties of all that an allocator holds, blocks and metadata, in the
-// mappings that ProcessPages names. An arena is watched by its own tracker, and what it has outside
-// of its region counts as another allocator's memory does.
+// mappings that ProcessPages names. An arena is watched by its own tracker; its metadata is in no
+// tracked page, but in the record that a snapshot makes of it, which counts with what it can be at
+// most. What an arena has outside of its region is rebuilt when it is opened, and counted apart.
 //
 // A million live objects of 16 to 256 bytes. Four phases follow one another on the same objects:
 // 10 000 and 50 000 replacements an epoch, each without and with updates of 1 % of the objects. New

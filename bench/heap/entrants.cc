@@ -44,9 +44,18 @@ constexpr bool kHasPmemobj = false;
 
 }  // namespace
 
+std::vector<HeapEntrant> slack_entrants() {
+  std::vector<HeapEntrant> entrants;
+  for (const char* name : {"arena_slack_2", "arena_slack_5", "arena_slack_12", "arena_slack_30"}) {
+    entrants.push_back({name, name, "", {}, ""});
+  }
+  return entrants;
+}
+
 std::vector<HeapEntrant> heap_entrants() {
   return {
-      {kOurs, "arena_clears", "", {}, ""},
+      {kOurs, kOurs, "", {}, ""},
+      {"arena_clears", "arena_clears", "", {}, ""},
       {"arena_keeps", "arena_keeps", "", {}, ""},
       {"glibc", "malloc", "", {}, ""},
       preloaded("jemalloc", PAGETIDE_LIBJEMALLOC, "libjemalloc2"),

@@ -21,8 +21,10 @@ struct HeapEntrant {
 
 // All of them, whether they are installed or not: a peer that is missing shall be seen to be.
 std::vector<HeapEntrant> heap_entrants();
+// Arenas with another slack than by default, for the pages that an epoch dirties alone.
+std::vector<HeapEntrant> slack_entrants();
 
 // The one that the others' ratios are to: an arena as it is made by default.
-inline constexpr const char* kOurs = "arena_clears";
+inline constexpr const char* kOurs = "arena";
 
 }  // namespace pagetide::bench

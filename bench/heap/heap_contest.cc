@@ -103,10 +103,11 @@ void HeapContest::add_tracked(const std::string& arena, Figures& figures) const 
 }
 
 void HeapContest::add_ratios(const std::string& peer, Figures& figures) const {
-  for (const std::string arena : {"arena_clears", "arena_keeps"}) {
+  for (const auto& [arena, name] :
+       {std::pair<std::string, std::string>{kOurs, "vs_default"}, {"arena_keeps", "vs_keeps"}}) {
     for (const std::string suffix : {"", "_1s", "_100ms"}) {
       const auto found = ratio(peer, arena + suffix);
-      if (found && arena + suffix != kOurs) figures["vs_" + arena.substr(6) + suffix] = *found;
+      if (found && arena + suffix != kOurs) figures[name + suffix] = *found;
     }
   }
 }
@@ -173,6 +174,7 @@ Result<Figures> DirtyPagesContest::figures(std::string_view entrant, std::size_t
   figures["dirty_pages"] = own.dirty_pages;
   figures["pages_per_operation"] =
       own.dirty_pages / static_cast<double>(own.replaced + own.updated);
+  if (own.volatile_pages > 0) figures["volatile_pages"] = own.volatile_pages;
   figures["memory_MiB"] = own.memory_pages * static_cast<double>(page_size()) / (1 << 20);
   figures["rss_MiB"] = own.rss_kib / 1024;
   if (const auto ours = reports_.find(kOurs);

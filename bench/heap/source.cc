@@ -2,11 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+#include <string>
+
 namespace pagetide::bench {
 
 Result<std::unique_ptr<OpenSource>> open_source(std::string_view name) {
   if (name == "malloc") return open_malloc_source();
   if (name == "arena") return open_arena_source(ClearPolicy::deferred);
+  if (constexpr std::string_view slack = "arena_slack_"; name.starts_with(slack)) {
+    const std::string percent(name.substr(slack.size()));
+    return open_arena_source(ClearPolicy::deferred,
+                             static_cast<unsigned>(std::strtoul(percent.c_str(), nullptr, 10)));
+  }
   if (name == "arena_clears") return open_arena_source(ClearPolicy::on_free);
   if (name == "arena_keeps") return open_arena_source(ClearPolicy::never);
   if (name == "interprocess") return open_interprocess_source();

@@ -40,6 +40,7 @@ class OpenSource {
 // `arena`          an arena as it is made by default, under ClearPolicy::deferred
 // `arena_clears`   the same under ClearPolicy::on_free
 // `arena_keeps`    the same under ClearPolicy::never
+// `arena_slack_N`  as `arena`, with a slack of N percent
 // `interprocess`   Boost.Interprocess, managed_mapped_file
 // `pmemobj`        libpmemobj, atomic allocations
 // Errors: invalid_argument for another name; unsupported for one that was not there to build with.
@@ -47,7 +48,8 @@ Result<std::unique_ptr<OpenSource>> open_source(std::string_view name);
 
 // What open_source() chooses from.
 std::unique_ptr<OpenSource> open_malloc_source();
-Result<std::unique_ptr<OpenSource>> open_arena_source(ClearPolicy clear);
+Result<std::unique_ptr<OpenSource>> open_arena_source(
+    ClearPolicy clear, unsigned slack_percent = kDefaultSlackPercent);
 Result<std::unique_ptr<OpenSource>> open_interprocess_source();
 Result<std::unique_ptr<OpenSource>> open_pmemobj_source();
 

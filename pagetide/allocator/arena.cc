@@ -33,6 +33,11 @@ Arena::~Arena() = default;
 namespace {
 
 Result<std::unique_ptr<Region>> reserve_region(const ArenaOptions& options) {
+  if (options.slack_percent > kMaxSlackPercent) {
+    return failure(ErrorCode::invalid_argument,
+                   fmt::format("a slack of {} % is more than an arena can have; give 0 to {}.",
+                               options.slack_percent, kMaxSlackPercent));
+  }
   RegionOptions region_options{options.reserve_bytes, options.base, options.prefill,
                                options.backend, options.hot_pages};
   // Where the reservation is too small, who asks for the geometry next says so.
@@ -52,6 +57,7 @@ Result<Arena> Arena::create(const ArenaOptions& options) {
   auto heap = Heap::format(**region, options.name, options.clear);
   if (!heap) return propagate(heap);
   (*heap)->set_on_corruption(options.on_corruption);
+  (*heap)->set_slack_percent(options.slack_percent);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 
@@ -67,6 +73,7 @@ Result<Arena> Arena::from_image(const ArenaOptions& options, std::size_t image_b
   auto heap = Heap::attach(**region, options.clear);
   if (!heap) return propagate(heap);
   (*heap)->set_on_corruption(options.on_corruption);
+  (*heap)->set_slack_percent(options.slack_percent);
   return Arena(std::make_unique<Impl>(std::move(*region), std::move(*heap)));
 }
 

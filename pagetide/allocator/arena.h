@@ -16,6 +16,7 @@
 #include "pagetide/allocator/program_identity.h"
 #include "pagetide/allocator/region.h"
 #include "pagetide/allocator/root_table.h"
+#include "pagetide/allocator/slack.h"
 #include "pagetide/allocator/type_name.h"
 #include "pagetide/base/bytes.h"
 #include "pagetide/base/error.h"
@@ -32,6 +33,8 @@ struct ArenaOptions {
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};    // adaptive arming: for arenas that keep writing the same pages
   OnCorruption on_corruption = {};  // of a free of what is not allocated. Default: abort
+  // How much memory may stay free so that fewer pages get dirty; 0 to 50. See slack.h.
+  unsigned slack_percent = kDefaultSlackPercent;
 };
 
 // Where an arena's bytes come from, so that the next snapshot knows its parent.

@@ -71,6 +71,8 @@ typedef struct pagetide_arena_options {
   // Not 0: opens one that holds code addresses in any program; all those addresses dangle.
   // Default: 0.
   int ignore_program_identity;
+  // How much memory may stay free so that fewer pages get dirty; 0 to 50. Default: 20.
+  uint32_t slack_percent;
   // Null, the default: freeing what is not allocated aborts the process with a message on standard
   // error. Else this is called, by the thread that frees and before anything was changed, with the
   // message, which is good until it returns, the block and corruption_context; the free is ignored.

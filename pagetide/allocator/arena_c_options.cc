@@ -39,6 +39,7 @@ pagetide_arena_options default_arena_options() {
           options.hot_pages.relearn_takes,
           0,
           0,
+          options.slack_percent,
           options.on_corruption.report,
           options.on_corruption.context};
 }
@@ -67,7 +68,8 @@ Result<KnownArenaOptions> arena_options(const pagetide_arena_options* given) {
                                                    .ioctl_ns = known->hot_ioctl_ns,
                                                    .relearn_takes = known->hot_relearn_takes},
                                      .on_corruption = {.report = known->on_corruption,
-                                                       .context = known->corruption_context}},
+                                                       .context = known->corruption_context},
+                                     .slack_percent = known->slack_percent},
                            .holds_code_addresses = known->holds_code_addresses != 0,
                            .ignore_program_identity = known->ignore_program_identity != 0};
 }

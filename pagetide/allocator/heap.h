@@ -131,6 +131,8 @@ class PAGETIDE_API Heap {
   ClearPolicy clear_policy() const;
   // Not while other threads free.
   void set_on_corruption(const OnCorruption& on_corruption);
+  // At most kMaxSlackPercent. Before the heap is used.
+  void set_slack_percent(unsigned percent);
   bool holds_code_addresses() const;
   void set_holds_code_addresses();
   const layout::Geometry& geometry() const;

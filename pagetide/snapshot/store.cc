@@ -539,6 +539,7 @@ Result<Arena> Store::open_arena(SnapshotId id, const OpenArenaOptions& options) 
   arena_options.backend = options.backend;
   arena_options.hot_pages = options.hot_pages;
   arena_options.on_corruption = options.on_corruption;
+  arena_options.slack_percent = options.slack_percent;
   // Pages that are not what the store has for them.
   std::vector<PageRange> masked;
   auto arena = Arena::from_image(arena_options, map.end() * page_size(), [&](ByteRange region) {

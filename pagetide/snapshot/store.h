@@ -43,6 +43,7 @@ struct OpenArenaOptions {
   BackendKind backend = BackendKind::automatic;
   HotPageOptions hot_pages = {};
   OnCorruption on_corruption = {};
+  unsigned slack_percent = kDefaultSlackPercent;
   // Opens an arena that holds code addresses although the program is another build or loaded
   // elsewhere: every vtable and function pointer inside dangles.
   bool ignore_program_identity = false;

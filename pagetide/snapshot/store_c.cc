@@ -104,6 +104,7 @@ int pagetide_store_open_arena(pagetide_store* store, pagetide_snapshot_id id,
         .backend = known->arena.backend,
         .hot_pages = known->arena.hot_pages,
         .on_corruption = known->arena.on_corruption,
+        .slack_percent = known->arena.slack_percent,
         .ignore_program_identity = known->ignore_program_identity};
     auto opened = store->store.open_arena({id}, open_options);
     if (!opened) return propagate(opened);

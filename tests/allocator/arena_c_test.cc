@@ -142,6 +142,7 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
   EXPECT_EQ(options.prefill, PAGETIDE_PREFILL_ZERO_PAGE);
   EXPECT_EQ(options.backend, PAGETIDE_BACKEND_AUTO);
   EXPECT_EQ(options.adapt_to_hot_pages, 0);
+  EXPECT_EQ(options.slack_percent, expected.slack_percent);
   EXPECT_EQ(options.hot_stale_page_ns, expected.hot_pages.stale_page_ns);
   EXPECT_EQ(options.hot_fault_ns, expected.hot_pages.fault_ns);
   EXPECT_EQ(options.hot_ioctl_ns, expected.hot_pages.ioctl_ns);
@@ -152,7 +153,7 @@ TEST(ArenaCOptions, have_the_defaults_of_the_cpp_api) {
 }
 
 TEST(ArenaCStructs, have_the_sizes_that_programs_were_compiled_with) {
-  EXPECT_EQ(sizeof(pagetide_arena_options), 88U);
+  EXPECT_EQ(sizeof(pagetide_arena_options), 96U);
   EXPECT_EQ(sizeof(pagetide_arena_stats), 56U);
   EXPECT_EQ(sizeof(pagetide_class_stats), 32U);
   EXPECT_THAT(

@@ -522,5 +522,13 @@ TEST(ArenaForkTest, a_child_can_use_and_end_its_copy) {
   EXPECT_EQ(seen.written.count(), 1U);
 }
 
+TEST(ArenaTest, too_much_slack_is_refused) {
+  const auto arena = Arena::create({.reserve_bytes = 16_MiB, .slack_percent = 51});
+  ASSERT_FALSE(arena);
+  EXPECT_EQ(arena.error().code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(arena.error().message(),
+            "a slack of 51 % is more than an arena can have; give 0 to 50.");
+}
+
 }  // namespace
 }  // namespace pagetide

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <set>
 #include <utility>
 #include <vector>
@@ -105,6 +106,39 @@ TEST_F(PlacementTest, a_clean_span_that_yields_little_is_left_alone_while_little
     EXPECT_NE(span_of(allocate()), first + 3);
   }
   EXPECT_GT(must(heap_->check()).spans_in_use, spans);
+}
+
+// More slack: fewer pages, more memory.
+TEST(SlackTest, slack_trades_memory_for_clean_pages) {
+  struct Outcome {
+    std::size_t pages = 0;
+    std::size_t spans = 0;
+  };
+  const auto churn = [](unsigned slack) {
+    TestHeap heap(256_MiB, ClearPolicy::deferred);
+    heap->set_slack_percent(slack);
+    std::mt19937 random(1);
+    std::vector<void*> objects(200'000);
+    for (void*& object : objects) object = heap->allocate(112);
+    Outcome outcome;
+    for (int epoch = 0; epoch < 20; ++epoch) {
+      const Collected written =
+          must(heap.region().tracker().collect(heap.region().watch(), CollectMode::take));
+      if (epoch >= 15) outcome.pages += written.written.count();
+      for (int i = 0; i < 10'000; ++i) {
+        void*& object = objects[random() % objects.size()];
+        heap->deallocate(object);
+        object = heap->allocate(112);
+        std::memset(object, 1, 112);
+      }
+    }
+    outcome.spans = must(heap->check()).spans_in_use;
+    return outcome;
+  };
+  const Outcome little = churn(5);
+  const Outcome much = churn(30);
+  EXPECT_LT(much.pages * 3, little.pages * 2);
+  EXPECT_GT(much.spans, little.spans);
 }
 
 // Against choosing at random: a thousand objects of a hundred thousand are replaced, all over.

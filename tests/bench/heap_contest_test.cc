@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Pair;
 
 std::vector<HeapEntrant> arena_and_glibc() {
-  return {{kOurs, "arena_clears", "", {}, ""}, {"glibc", "malloc", "", {}, ""}};
+  return {{kOurs, kOurs, "", {}, ""}, {"glibc", "malloc", "", {}, ""}};
 }
 
 TEST(GeometricMeans, are_taken_figure_by_figure) {

@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/heap_impl.h"
+#include "pagetide/allocator/run_zeroing.h"
+
+namespace pagetide {
+
+using layout::kSizeClasses;
+using layout::kSlotBytes;
+using layout::kSpanBytes;
+using layout::SpanKind;
+
+Allocated Heap::Impl::allocate_small(std::size_t size_class) {
+  ThreadHeap* const mine = my_heap();
+  Allocated allocated = mine != nullptr ? allocate_from(*mine, size_class)
+                                        : threads->with_shared([&](ThreadHeap& shared) {
+                                            return allocate_from(shared, size_class);
+                                          });
+  if (allocated.block != nullptr && !allocated.known_zero && tables.clears_late()) {
+    clear_memory(allocated.block, kSlotBytes[size_class]);
+    allocated.known_zero = true;
+  }
+  return allocated;
+}
+
+Allocated Heap::Impl::allocate_from(ThreadHeap& heap, std::size_t size_class) {
+  for (;;) {
+    if (const FreeSlot* slot = heap.pop(size_class)) {
+      slot->mark_allocated();
+      return {slot->block(), slot->known_zero()};
+    }
+    if (!heap.refill(tables, size_class)) return {};
+  }
+}
+
+Allocated Heap::Impl::allocate_large(std::size_t bytes, std::size_t alignment,
+                                     std::size_t overwritten) {
+  // No bytes at a large alignment are a block of their own too.
+  const std::size_t count = divide_up(std::max<std::size_t>(bytes, 1), kSpanBytes);
+  if (count > tables.geometry.span_count) return {};
+  const std::size_t alignment_spans = std::max<std::size_t>(1, alignment / kSpanBytes);
+  const auto run = tables.supply.allocate(count, alignment_spans, tables.superblock().spans_used);
+  if (!run) return {};
+  const bool known_zero = clear_if_late(run->known_zero, run->first, count, overwritten);
+  tables.changes.note_entry(run->first);
+  tables.entry(run->first) = {SpanKind::large, 0, 0, static_cast<std::uint32_t>(count)};
+  return {tables.span_data(run->first), known_zero};
+}
+
+// What was freed is cleared before it is used again, less what is about to be written anyway.
+// Whether the run is zero.
+bool Heap::Impl::clear_if_late(bool known_zero, std::size_t first, std::size_t count,
+                               std::size_t overwritten) {
+  if (known_zero || !tables.clears_late()) return known_zero;
+  const std::size_t kept = round_down(overwritten, page_size());
+  clear_run({reinterpret_cast<std::uintptr_t>(tables.span_data(first)) + kept,
+             count * kSpanBytes - kept});
+  return kept == 0;
+}
+
+// Of memory that is in use from now on.
+void Heap::Impl::clear_run(ByteRange run) {
+  if (zero_run(tables.region, run) == ZeroedBy::purge) (void)tables.region.prefill(run);
+}
+
+bool Heap::Impl::release_empty_spans() {
+  ThreadHeap* mine = my_heap();
+  const bool any = mine != nullptr && mine->release_empty_spans(tables);
+  return threads->with_shared([&](ThreadHeap& shared) {
+    return shared.release_empty_spans(tables);
+  }) || any;
+}
+
+Allocated Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
+  if (bytes <= layout::kMaxSlotBytes) {
+    if (alignment <= layout::kMinSlotBytes) return allocate_small(layout::size_class_of(bytes));
+    // Spans are aligned to their size, so a slot is as aligned as its size is.
+    if (alignment <= layout::kMaxSlotBytes) {
+      for (std::size_t c = layout::size_class_of(std::max(bytes, alignment)); c < kSizeClasses;
+           ++c) {
+        if (kSlotBytes[c] % alignment == 0) return allocate_small(c);
+      }
+    }
+  }
+  return allocate_large(bytes, alignment);
+}
+
+Allocated Heap::Impl::allocate_or_make_room(std::size_t bytes, std::size_t alignment) {
+  if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return {};
+  const Allocated allocated = allocate(bytes, alignment);
+  if (allocated.block != nullptr || !release_empty_spans()) return allocated;
+  return allocate(bytes, alignment);
+}
+
+[[gnu::noinline]] void* stop_before_return(void* block) noexcept {
+  detail::run_pending_stop();
+  return block;
+}
+
+[[gnu::noinline]] void* clear_and_leave(std::byte* block, std::size_t bytes) noexcept {
+  clear_memory(block, bytes);
+  return leave_heap() ? stop_before_return(block) : block;
+}
+
+// What nearly all calls of allocate() and deallocate() come to is here, without a call to anything
+// else but at the end, so that no register need be saved: what is longer begins anew elsewhere.
+void* Heap::allocate(std::size_t bytes) noexcept {
+  Impl& impl = *impl_;
+  const detail::ThreadHeapLink& mine = detail::last_thread_heap;
+  if (bytes <= layout::kMaxSlotBytes && mine.heap_id == impl.id) [[likely]] {
+    const std::size_t size_class = layout::size_class_of(bytes);
+    enter_heap();
+    if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
+      slot->mark_allocated();
+      std::byte* const block = slot->block();
+      if (!slot->known_zero() && impl.tables.clears_late()) [[unlikely]] {
+        return clear_and_leave(block, kSlotClasses[size_class].slot_bytes);
+      }
+      if (leave_heap()) [[unlikely]]
+        return stop_before_return(block);
+      return block;
+    }
+    // The slow way asks again.
+    (void)leave_heap();
+  }
+  return impl.allocate_slowly(bytes);
+}
+
+void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
+  return impl_->allocate_or_make_room(bytes, alignment).block;
+}
+
+void* Heap::allocate_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
+  const InHeap in_heap;
+  const Allocated allocated = impl_->allocate_or_make_room(bytes, alignment);
+  if (allocated.block == nullptr || allocated.known_zero) return allocated.block;
+  const std::size_t usable = usable_size(allocated.block);
+  if (usable <= layout::kMaxSlotBytes) {
+    clear_memory(allocated.block, usable);
+    return allocated.block;
+  }
+  impl_->clear_run({reinterpret_cast<std::uintptr_t>(allocated.block), usable});
+  return allocated.block;
+}
+
+std::size_t Heap::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
+  const InHeap in_heap;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = impl_->allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
+    if (out[i] == nullptr) return i;
+  }
+  return out.size();
+}
+
+std::size_t Heap::trim() noexcept {
+  const InHeap in_heap;
+  impl_->release_empty_spans();
+  return impl_->tables.supply.trim() * kSpanBytes;
+}
+
+}  // namespace pagetide
