@@ -8,6 +8,7 @@
 #include "pagetide/allocator/heap_layout.h"
 #include "pagetide/base/error.h"
 #include "pagetide/base/export.h"
+#include "pagetide/base/fork_held.h"
 #include "pagetide/base/lock_rank.h"
 
 namespace pagetide {
@@ -45,6 +46,7 @@ class PAGETIDE_API RootTable {
   void note(const layout::RootEntry& entry) const;
 
   mutable RankedMutex mutex_{LockRank::heap_roots, "heap roots"};
+  const ForkHeld held_over_fork_{mutex_};
   layout::RootEntry* entries_;
   HeapChangeLog* changes_;
 };

@@ -14,6 +14,7 @@ enum class LockRank : std::uint8_t {
   snapshotter = 10,         // one take() or rollback() at a time
   safepoints = 15,          // which threads a stop waits for; held for the whole stop
   store = 20,               // the store's in-memory index
+  fork_held = 29,           // all mutexes that are held over a fork
   heap_roots = 30,          // root table of an arena
   heap_registry = 36,       // all heaps of the process
   heap_threads = 40,        // which thread has which part of a heap

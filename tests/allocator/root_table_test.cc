@@ -1,8 +1,10 @@
 #include "pagetide/allocator/root_table.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "pagetide/allocator/type_name.h"
 #include "pagetide/base/hash.h"
+#include "tests/support/child_process.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 
@@ -190,6 +193,29 @@ TEST_F(RootTableTest, of_racing_threads_one_gets_the_name) {
     ASSERT_EQ(inserted.load(), 1);
     must(table_.erase(numbered(round)));
   }
+}
+
+// The lock that a thread holds when it is copied nobody would ever release in the child.
+TEST_F(RootTableTest, a_forked_child_uses_it_whatever_other_threads_did) {
+  must(table_.insert(root("stays")));
+  std::atomic<bool> over = false;
+  std::thread thread([&] {
+    while (!over) {
+      must(table_.set(root("changes")));
+      must(table_.erase("changes"));
+    }
+  });
+  for (std::size_t fork = 0; fork < scaled(100); ++fork) {
+    ASSERT_EQ(run_in_child([&]() -> std::string {
+                ::alarm(10);
+                must(table_.set(root("new")));
+                return must(table_.find("stays")).name == "stays" ? "" : "it is lost";
+              }),
+              "");
+  }
+  over = true;
+  thread.join();
+  must(table_.set(root("new")));
 }
 
 TEST(TypeNameTest, tells_types_apart_and_is_the_same_each_time) {

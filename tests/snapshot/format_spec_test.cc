@@ -309,5 +309,25 @@ TEST_F(FormatSpec, bit_1_of_the_flags_says_that_free_bytes_are_zero) {
   EXPECT_EQ(u32(reader.manifest(id.value), 80), 0U);
 }
 
+// Slots are freed here without a write to their pages, so that old pages hold what is free.
+TEST_F(FormatSpec, bit_2_of_the_flags_says_that_free_bytes_are_masked) {
+  Store store = must(Store::open(directory_.file("masked")));
+  Arena arena = must(
+      Arena::create({.name = "spec", .reserve_bytes = 64_MiB, .clear = ClearPolicy::deferred}));
+  Snapshotter snapshotter(arena, store);
+  RandomMutator mutator(arena, 22);
+  mutator.defer_clearing();
+  std::map<std::uint64_t, ArenaImage> images;
+  for (int i = 0; i < 12; ++i) {
+    mutator.steps(60);
+    images[must(snapshotter.take()).value] = image_of(arena);
+  }
+  const SpecReader reader(directory_.file("masked"));
+  for (const auto& [id, image] : images) {
+    EXPECT_EQ(u32(reader.manifest(id), 80), 4U);
+    EXPECT_EQ(difference(image, reader.image(id)), "") << "snapshot " << id;
+  }
+}
+
 }  // namespace
 }  // namespace pagetide

@@ -329,6 +329,19 @@ TEST_F(CliCheckRefusalTest, an_arena_that_does_not_clear_is_refused) {
           "Heap::clear_free_memory() makes up for the past.\n");
 }
 
+TEST_F(CliCheckRefusalTest, an_arena_that_clears_later_is_refused) {
+  make_store(ClearPolicy::deferred);
+  const RunResult result = run({"check", store_});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err,
+            "pagetide: snapshot 1 of " + store_ +
+                " cannot be checked: its arena clears freed memory later (ClearPolicy::deferred), "
+                "and the snapshot has zeros there whatever the memory held. Create the arena with "
+                "ClearPolicy::on_free, and open it with that each time.\n");
+  EXPECT_THAT(run({"show", store_}).out, ContainsRegex("free masked +yes\n"));
+}
+
 TEST_F(CliCheckRefusalTest, json_says_so_too) {
   make_store(ClearPolicy::never);
   const RunResult result = run({"check", store_, "--json"});
