@@ -146,7 +146,9 @@ class PAGETIDE_API Heap {
   HeapMetadata metadata() const;
   // Everything from here on is zero; from the region's start.
   std::size_t image_bytes() const;
-  // What of the metadata has changed since the log was cleared last. Not the superblock.
+  // What of the metadata has changed since the log was cleared last. Not the superblock. Clear it
+  // only together with a take of the tracker: what is freed in pages that are dirty in this epoch
+  // is not noted again.
   HeapChangeLog& changes() const;
   // Spans in use and the metadata for them, without walking.
   std::uint64_t heap_bytes() const;

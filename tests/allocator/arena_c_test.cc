@@ -223,7 +223,7 @@ TEST(ArenaCOptions, of_an_older_program_are_read_to_their_end_and_no_further) {
   EXPECT_EQ(options.size, kOlderSize);
   EXPECT_EQ(options.clear, 0x5a5a5a5a);
   options.reserve_bytes = 64_MiB;
-  EXPECT_EQ(cpp(create_arena(options)).heap().clear_policy(), ClearPolicy::on_free);
+  EXPECT_EQ(cpp(create_arena(options)).heap().clear_policy(), ClearPolicy::deferred);
 }
 
 TEST(ArenaCOptions, of_a_newer_program_work_while_it_sets_nothing_unknown) {
@@ -718,7 +718,11 @@ TEST(ArenaCHeap, fills_the_statistics_that_the_program_knows) {
 }
 
 TEST(ArenaCHeap, clears_free_memory) {
-  const ArenaHandle arena = create_arena();
+  pagetide_arena_options options;
+  must_c(pagetide_arena_options_init(&options, sizeof options));
+  options.reserve_bytes = 64_MiB;
+  options.clear = PAGETIDE_CLEAR_ON_FREE;
+  const ArenaHandle arena = create_arena(options);
   cpp(arena).heap().inherit_free_bytes_are_zero(false);  // as after a past under `never`
   must_c(pagetide_arena_clear_free_memory(arena.get()));
   EXPECT_TRUE(cpp(arena).heap().free_bytes_are_zero());

@@ -258,7 +258,8 @@ class FormatSpec : public ::testing::Test {
   // A history with purges, zero pages, a rollback and a full index.
   void SetUp() override {
     Store store = must(Store::open(directory_.file("store")));
-    Arena arena = must(Arena::create({.name = "spec", .reserve_bytes = 64_MiB}));
+    Arena arena = must(
+        Arena::create({.name = "spec", .reserve_bytes = 64_MiB, .clear = ClearPolicy::on_free}));
     Snapshotter snapshotter(arena, store);
     RandomMutator mutator(arena, 21);
     for (int i = 0; i < 14; ++i) {

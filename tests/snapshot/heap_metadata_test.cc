@@ -124,6 +124,7 @@ TEST_F(HeapMetadataTest, what_is_copied_in_the_stop_follows_the_changes) {
   const auto captured_lines = [&] {
     arena.heap().settle();
     draft.capture(arena.heap().metadata(), arena.heap().changes(), false);
+    must(arena.tracker().collect(arena.region().watch(), CollectMode::take));
     return draft.captured_lines();
   };
   EXPECT_GE(captured_lines(), 2000U);

@@ -166,7 +166,7 @@ TEST(SecretInProcessTest, copies_of_it_do_not_outlive_the_snapshot_of_it) {
   // The secret itself lies on the heap of the C library, which is passed over.
   const TemporaryDirectory directory;
   Store store = must(Store::open(directory.file("store")));
-  Arena arena = must(Arena::create({.reserve_bytes = 64_MiB}));
+  Arena arena = must(Arena::create({.reserve_bytes = 64_MiB, .clear = ClearPolicy::on_free}));
   Snapshotter snapshotter(arena, store);
   const auto secret = std::make_unique<Secret>(new_secret());
   auto* block = static_cast<char*>(must(arena.allocate(100)));
@@ -338,7 +338,7 @@ TEST_P(SecretTest, is_nowhere_with_any_kernel) {
   for (const ClearKernel kernel : all_clear_kernels()) {
     if (!check_clear_kernel(kernel, cpu_features())) continue;
     must(force_clear_kernel(kernel));
-    Arena arena = must(Arena::create({.reserve_bytes = 256_MiB}));
+    Arena arena = must(Arena::create({.reserve_bytes = 256_MiB, .clear = ClearPolicy::on_free}));
     auto* block = static_cast<char*>(must(arena.allocate(GetParam().bytes)));
     std::copy(secret_.begin(), secret_.end(), block + GetParam().offset);
     arena.deallocate(block);

@@ -565,7 +565,8 @@ TEST_F(SnapshotCTest, free_memory_of_a_past_under_never_is_cleared) {
   pagetide_arena_deallocate(arena_.get(), secret);
   take(create_snapshotter(arena_, store_));
   arena_.reset();
-  arena_ = open_arena(store_, 1);
+  options.clear = PAGETIDE_CLEAR_ON_FREE;
+  arena_ = open_arena(store_, 1, options);
   ASSERT_STREQ(secret, "a secret");
   must_c(pagetide_arena_clear_free_memory(arena_.get()));
   EXPECT_STREQ(secret, "");

@@ -21,6 +21,10 @@ using namespace literals;
 
 class SnapshotterTest : public ::testing::Test {
  protected:
+  static Arena clearing_arena() {
+    return must(
+        Arena::create({.name = "test", .reserve_bytes = 32_MiB, .clear = ClearPolicy::on_free}));
+  }
   Arena new_arena(BackendKind backend = BackendKind::automatic) {
     return must(Arena::create({.name = "test", .reserve_bytes = 256_MiB, .backend = backend}));
   }
@@ -79,7 +83,7 @@ TEST_F(SnapshotterTest, pages_that_become_zero_are_recorded_without_data) {
 }
 
 TEST_F(SnapshotterTest, freed_large_blocks_are_purged_and_recorded_as_zero) {
-  Arena arena = new_arena();
+  Arena arena = clearing_arena();
   Snapshotter snapshotter(arena, store_);
   std::byte* block = pages(arena, 64, 7);
   pages(arena, 1, 8);  // keeps the span table's page from becoming zero too
@@ -216,7 +220,7 @@ TEST_F(SnapshotterTest, nothing_is_dirty_right_after_a_rollback) {
 // --- whether free memory can be checked ---
 
 TEST_F(SnapshotterTest, a_snapshot_says_whether_its_arena_clears_on_free) {
-  Arena clearing = must(Arena::create({.name = "test", .reserve_bytes = 32_MiB}));
+  Arena clearing = clearing_arena();
   Arena keeping =
       must(Arena::create({.name = "test", .reserve_bytes = 32_MiB, .clear = ClearPolicy::never}));
   const SnapshotId yes = must(Snapshotter(clearing, store_).take());
@@ -229,7 +233,7 @@ class FreeBytesTest : public SnapshotterTest {
  protected:
   // Snapshot 1 is of an arena that clears on free, 2 of the same one opened without that.
   FreeBytesTest() {
-    take(new_arena());
+    take(clearing_arena());
     take(must(store_.open_arena({1}, {.clear = ClearPolicy::never})));
   }
   // What the next snapshot of the arena says, after going back to `target`.
@@ -241,17 +245,17 @@ class FreeBytesTest : public SnapshotterTest {
 };
 
 TEST_F(FreeBytesTest, stay_zero_in_an_arena_that_is_opened_with_clearing) {
-  EXPECT_TRUE(take(must(store_.open_arena({1}))));
+  EXPECT_TRUE(take(must(store_.open_arena({1}, {.clear = ClearPolicy::on_free}))));
 }
 
 TEST_F(FreeBytesTest, are_unknown_once_the_arena_was_opened_without_clearing) {
   EXPECT_FALSE(must(store_.info({2})).free_bytes_are_zero);
-  EXPECT_FALSE(take(must(store_.open_arena({2}))));
+  EXPECT_FALSE(take(must(store_.open_arena({2}, {.clear = ClearPolicy::on_free}))));
 }
 
 TEST_F(FreeBytesTest, are_after_a_rollback_what_the_target_says) {
-  EXPECT_TRUE(take(must(store_.open_arena({2})), SnapshotId{1}));
-  EXPECT_FALSE(take(must(store_.open_arena({1})), SnapshotId{2}));
+  EXPECT_TRUE(take(must(store_.open_arena({2}, {.clear = ClearPolicy::on_free})), SnapshotId{1}));
+  EXPECT_FALSE(take(must(store_.open_arena({1}, {.clear = ClearPolicy::on_free})), SnapshotId{2}));
 }
 
 TEST_F(FreeBytesTest, are_unknown_after_a_rollback_of_an_arena_that_does_not_clear) {

@@ -77,7 +77,8 @@ class CliCheckTest : public CliTest {
   }
 
   Store writer_ = must(Store::open(store_));
-  Arena arena_ = must(Arena::create({.name = "orders", .reserve_bytes = 64_MiB}));
+  Arena arena_ = must(
+      Arena::create({.name = "orders", .reserve_bytes = 64_MiB, .clear = ClearPolicy::on_free}));
   Snapshotter snapshotter_{arena_, writer_};
 };
 
@@ -198,7 +199,8 @@ TEST_F(CliCheckTest, a_finding_is_gone_when_its_slot_is_in_use_again) {
 TEST_F(CliCheckTest, data_right_behind_the_metadata_is_looked_at) {
   constexpr std::size_t kLargeSpans = 512;
   Store store = must(Store::open(directory_.file("run.pagetide")));
-  Arena arena = must(Arena::create({.name = "run", .reserve_bytes = 36_MiB}));
+  Arena arena =
+      must(Arena::create({.name = "run", .reserve_bytes = 36_MiB, .clear = ClearPolicy::on_free}));
   Snapshotter snapshotter(arena, store);
   auto* large = static_cast<std::byte*>(must(arena.allocate(kLargeSpans * kSpanBytes)));
   for (std::size_t i = 0; i < kSpanBytes / 16; ++i) must(arena.allocate(16));
@@ -424,7 +426,8 @@ TEST_F(CliCheckTest, a_damaged_segment_is_an_error_and_no_result) {
 
 TEST_F(CliCheckTest, the_readme_shows_what_its_example_finds) {
   Store store = must(Store::open(directory_.file("totals.pagetide")));
-  Arena arena = must(Arena::create({.name = "totals", .reserve_bytes = 1_GiB}));
+  Arena arena = must(
+      Arena::create({.name = "totals", .reserve_bytes = 1_GiB, .clear = ClearPolicy::on_free}));
   Snapshotter snapshotter(arena, store);
   // What the README has:
   auto& totals = *must(arena.find_or_construct<std::pmr::vector<int>>("totals", arena.resource()));

@@ -56,7 +56,8 @@ class CliTest : public ::testing::Test {
     using Strings = std::pmr::vector<std::pmr::string>;
     using namespace literals;
     Store store = must(Store::open(store_));
-    Arena arena = must(Arena::create({.name = "orders", .reserve_bytes = 64_MiB}));
+    Arena arena = must(
+        Arena::create({.name = "orders", .reserve_bytes = 64_MiB, .clear = ClearPolicy::on_free}));
     Snapshotter snapshotter(arena, store);
     auto* strings = must(arena.find_or_construct<Strings>("strings", arena.resource()));
     for (int i = 0; i < 2000; ++i) strings->emplace_back(std::string(100, 'a'));

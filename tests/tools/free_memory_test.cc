@@ -25,7 +25,9 @@ constexpr std::size_t kEverything = SIZE_MAX;
 
 class FreeMemoryTest : public ::testing::Test {
  protected:
-  FreeMemoryTest() : arena_(must(Arena::create({.name = "free", .reserve_bytes = 64_MiB}))) {
+  FreeMemoryTest()
+      : arena_(must(Arena::create(
+            {.name = "free", .reserve_bytes = 64_MiB, .clear = ClearPolicy::on_free}))) {
     info_.region_base = arena_.range().begin;
     info_.reserve_bytes = arena_.range().size;
   }
