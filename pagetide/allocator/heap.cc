@@ -53,36 +53,81 @@ Result<void> Heap::Impl::check_span(std::size_t span) const {
                  fmt::format("the heap's span table is damaged at span {}.", span));
 }
 
-Result<void> Heap::Impl::rebuild() {
-  if (auto r = layout::check_superblock(tables.superblock(), tables.region.range()); !r) return r;
-  return threads->reset([this](ThreadHeap& heir) { return rebuild_for(heir); });
+// The bits of a small span that stand for no slot must be clear.
+Result<void> Heap::Impl::check_bitmap(std::size_t span) const {
+  const std::size_t slots = layout::slots_per_span(tables.entry(span).size_class);
+  const std::size_t last = (slots - 1) / 64;
+  if ((tables.word(span, last) & ~slot_bits(slots, last)) == 0) return {};
+  return failure(ErrorCode::damaged,
+                 fmt::format("the heap's slot bitmap is damaged at span {}.", span));
 }
 
-Result<void> Heap::Impl::rebuild_for(ThreadHeap& heir) {
+// Tells the supply what the span table says. Runs are joined: the supply takes a lock for each.
+Result<void> Heap::Impl::rebuild_supply() {
   const std::size_t used = tables.superblock().spans_used;
   if (auto r = tables.supply.reset(used); !r) return r;
-  tables.heads.reset();
-  tables.mail.reset();
-  tables.states.reset();
-  tables.taken.reset();
-  tables.zero.reset();
-  tables.remote.reset();
+  std::size_t first = 0;
   for (std::size_t span = 0; span < used;) {
     if (auto r = check_span(span); !r) return r;
     const SpanEntry& e = tables.entry(span);
-    const std::size_t run = e.kind == SpanKind::large ? e.run_spans : 1;
-    if (e.kind != SpanKind::free) tables.supply.mark_used(span, run);
-    if (e.kind == SpanKind::small) {
-      const std::size_t slots = layout::slots_per_span(e.size_class);
-      const std::size_t last = (slots - 1) / 64;
-      if ((tables.word(span, last) & ~slot_bits(slots, last)) != 0) {
-        return failure(ErrorCode::damaged,
-                       fmt::format("the heap's slot bitmap is damaged at span {}.", span));
-      }
+    if (e.kind == SpanKind::free) {
+      if (first < span) tables.supply.mark_used(first, span - first);
+      first = ++span;
+    } else {
+      span += e.run_spans;
+    }
+  }
+  if (first < used) tables.supply.mark_used(first, used - first);
+  return {};
+}
+
+Result<void> Heap::Impl::rebuild() {
+  if (auto r = layout::check_superblock(tables.superblock(), tables.region.range()); !r) return r;
+  return threads->reset([this](ThreadHeap& heir) -> Result<void> {
+    if (auto r = rebuild_supply(); !r) return r;
+    tables.heads.reset();
+    tables.mail.reset();
+    tables.states.reset();
+    tables.taken.reset();
+    tables.zero.reset();
+    tables.remote.reset();
+    const std::size_t used = tables.superblock().spans_used;
+    for (std::size_t span = 0; span < used; ++span) {
+      if (tables.entry(span).kind != SpanKind::small) continue;
+      if (auto r = check_bitmap(span); !r) return r;
       heir.adopt(tables, span);
     }
-    span += run;
+    return {};
+  });
+}
+
+Result<void> Heap::Impl::refresh() {
+  if (auto r = layout::check_superblock(tables.superblock(), tables.region.range()); !r) return r;
+  return threads->refresh([this](ThreadHeap& heir) -> Result<void> {
+    if (auto r = rebuild_supply(); !r) return r;
+    Result<void> result;
+    tables.changes.for_each([&](std::size_t span, std::uint8_t, bool) {
+      if (result) result = refresh_span(span, heir);
+    });
+    return result;
+  });
+}
+
+// What a span is now, whatever it was before. It stays with its owner, if it has one.
+Result<void> Heap::Impl::refresh_span(std::size_t span, ThreadHeap& heir) {
+  ThreadHeap* owner = &heir;
+  if (const std::uint32_t number = owner_of(tables.heads[span]); number != 0) {
+    owner = &threads->by_number(number);
+    owner->forget_span(tables, span);
   }
+  if (span >= tables.superblock().spans_used || tables.entry(span).kind != SpanKind::small) {
+    return {};
+  }
+  if (auto r = check_bitmap(span); !r) return r;
+  for (std::size_t i = 0; i * 64 < layout::slots_per_span(tables.entry(span).size_class); ++i) {
+    tables.zero_word(span, i) = 0;
+  }
+  owner->adopt(tables, span);
   return {};
 }
 
@@ -138,6 +183,11 @@ Result<std::unique_ptr<Heap>> Heap::attach(Region& region, ClearPolicy clear) {
 Result<void> Heap::rebuild() {
   const InHeap in_heap;
   return impl_->rebuild();
+}
+
+Result<void> Heap::refresh() {
+  const InHeap in_heap;
+  return impl_->refresh();
 }
 
 std::size_t Heap::usable_size(const void* block) const noexcept {

@@ -161,8 +161,11 @@ class PAGETIDE_API Heap {
   bool free_bytes_are_zero() const;
   // What is known of bytes that came into the region from elsewhere; nothing after attach().
   void inherit_free_bytes_are_zero(bool known);
-  // Rebuilds what is volatile after the region's bytes were replaced.
+  // Rebuilds what is volatile after the region's bytes were replaced. O(spans), reads all bitmaps.
   Result<void> rebuild();
+  // The same where nothing of the metadata was replaced but what the change log notes, and settle()
+  // was called before. Cost: what is noted, and 8 bytes a span.
+  Result<void> refresh();
   // Makes writable what the first `bytes` of a heap of this region can occupy, before its bytes
   // are read in. No heap exists yet.
   static Result<void> commit_image(Region& region, std::size_t bytes);

@@ -56,8 +56,12 @@ struct Heap::Impl {
   std::size_t count_allocated(std::size_t span, std::size_t size_class);
   void clear_free_slots(std::size_t span, std::size_t size_class);
   Result<void> check_span(std::size_t span) const;
+  Result<void> check_totals();
+  Result<void> check_bitmap(std::size_t span) const;
+  Result<void> rebuild_supply();
   Result<void> rebuild();
-  Result<void> rebuild_for(ThreadHeap& heir);
+  Result<void> refresh();
+  Result<void> refresh_span(std::size_t span, ThreadHeap& heir);
 };
 
 // The ends of allocate() and deallocate() when there is something left to do; functions of their

@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <array>
+#include <vector>
+
 #include "pagetide/allocator/heap_impl.h"
 
 namespace pagetide {
@@ -40,6 +43,33 @@ void Heap::for_each_allocation(const std::function<void(void*, std::size_t)>& vi
   }
 }
 
+// That every thread heap counts what its spans have.
+Result<void> Heap::Impl::check_totals() {
+  using Totals = std::array<ThreadHeap::Totals, kSizeClasses>;
+  std::vector<Totals> counted(threads->count());
+  for (std::size_t span = 0; span < tables.superblock().spans_used; ++span) {
+    const SpanEntry e = tables.entry(span);
+    if (e.kind != SpanKind::small) continue;
+    const std::uint32_t owner = owner_of(tables.heads[span]);
+    if (owner == 0 || owner > counted.size()) {
+      return failure(ErrorCode::damaged, fmt::format("span {} belongs to nobody.", span));
+    }
+    ThreadHeap::Totals& totals = counted[owner - 1].at(e.size_class);
+    totals.slots += layout::slots_per_span(e.size_class);
+    totals.free_slots += tables.states[span].free_slots;
+  }
+  for (std::size_t i = 0; i < counted.size(); ++i) {
+    const ThreadHeap& heap = threads->by_number(static_cast<std::uint32_t>(i + 1));
+    for (std::size_t c = 0; c < kSizeClasses; ++c) {
+      if (heap.totals(c) == counted[i][c]) continue;
+      return failure(
+          ErrorCode::damaged,
+          fmt::format("thread heap {} miscounts its slots of {} bytes.", i + 1, kSlotBytes[c]));
+    }
+  }
+  return {};
+}
+
 Result<HeapStats> Heap::check() const {
   const InHeap in_heap;
   if (auto r = layout::check_superblock(impl_->tables.superblock(), impl_->tables.region.range());
@@ -78,6 +108,7 @@ Result<HeapStats> Heap::check() const {
     }
     span += run;
   }
+  if (auto r = impl_->check_totals(); !r) return propagate(r);
   if (in_use != impl_->tables.supply.used_spans()) {
     return failure(ErrorCode::damaged,
                    fmt::format("{} spans are in use, but the span supply counts {}.", in_use,

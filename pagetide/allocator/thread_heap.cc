@@ -441,6 +441,18 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
   add_free(tables, span, size_class, bit_count(put_back));
 }
 
+void ThreadHeap::forget_span(HeapTables& tables, std::size_t span) {
+  const std::size_t size_class = tables.heads[span].size_class;
+  Class& c = classes_[size_class];
+  unlist(tables, span, size_class);
+  for (SpanLink* place : {&c.current, &c.empty}) {
+    if (*place == span + 1) *place = kNoSpan;
+  }
+  c.slots -= slots_per_span(size_class);
+  c.free_slots -= tables.states[span].free_slots;
+  set_owner(tables.heads[span], 0, 0, 0);
+}
+
 void ThreadHeap::adopt(HeapTables& tables, std::size_t span) {
   const std::size_t size_class = tables.entry(span).size_class;
   const std::size_t slots = slots_per_span(size_class);

@@ -87,10 +87,22 @@ class ThreadHeap {
   // Gives the empty spans that it kept to the supply; whether there was one.
   bool release_empty_spans(HeapTables& tables);
 
+  // Of all spans of a class; what is on the stack is not counted as free.
+  struct Totals {
+    std::uint64_t slots = 0;
+    std::uint64_t free_slots = 0;
+    friend bool operator==(const Totals&, const Totals&) = default;
+  };
+  Totals totals(std::size_t size_class) const {
+    return {classes_[size_class].slots, classes_[size_class].free_slots};
+  }
+
   // Forgets all spans. After the region's bytes were replaced.
   void forget();
   // Takes over a span of the heap as it is in the region.
   void adopt(HeapTables& tables, std::size_t span);
+  // Knows a span of its own no more. All stacks are empty.
+  void forget_span(HeapTables& tables, std::size_t span);
 
  private:
   static constexpr std::size_t kBuckets = 8;

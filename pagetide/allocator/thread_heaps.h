@@ -57,6 +57,8 @@ class ThreadHeaps {
   void begin_use() { in_use_ = true; }
   ThreadHeap& by_number(std::uint32_t number) { return heaps_[number - 1]; }
 
+  std::size_t count() const { return count_; }
+
   // --- only while no other thread is inside the heap; threads may end meanwhile ---
   // Takes in all frees of other threads, and puts all words back.
   void settle();
@@ -66,6 +68,12 @@ class ThreadHeaps {
     const RankedLock lock(mutex_);
     for (std::size_t i = 0; i < count_; ++i) heaps_[i].forget();
     return adopt(heaps_[1]);
+  }
+  // Calls refresh(the thread heap that adopts spans which nobody had).
+  template <typename Refresh>
+  auto refresh(Refresh&& refresh) {
+    const RankedLock lock(mutex_);
+    return refresh(heaps_[1]);
   }
 
  private:

@@ -185,7 +185,8 @@ struct Snapshotter::Impl {
                          DirtyBitmap& differing) const;
   Result<DirtyBitmap> put_back(const SnapshotImage& target, std::span<const HeapPart> heap_parts,
                                RollbackStats& stats);
-  void put_back_heap(const HeapState& target, std::span<const HeapPart> heap_parts);
+  Result<void> put_back_heap(const HeapState& target, std::span<const HeapPart> heap_parts);
+  void note(const HeapPart& part);
 };
 
 // Everything that may allocate, fail or take time, before writers are stopped.
@@ -610,20 +611,23 @@ Result<DirtyBitmap> Snapshotter::Impl::put_back(const SnapshotImage& target,
   zeros.for_each_run([&](PageRange run) {
     zero_run(arena.region(), run.bytes_from(arena.region().tracked_range().begin));
   });
-  put_back_heap(target.heap, heap_parts);
+  if (auto r = put_back_heap(target.heap, heap_parts); !r) return propagate(r);
   return masked;
 }
 
-// The metadata: what has changed since the base, and where the base itself differs. Cost: as much.
-void Snapshotter::Impl::put_back_heap(const HeapState& target,
-                                      std::span<const HeapPart> heap_parts) {
+// The metadata: what has changed since the base, and where the base itself differs. Cost: as much,
+// and 8 bytes a span.
+Result<void> Snapshotter::Impl::put_back_heap(const HeapState& target,
+                                              std::span<const HeapPart> heap_parts) {
   std::byte* const region = arena.range().data();
   HeapChangeLog& log = arena.heap().changes();
   if (is_base_elsewhere()) {
     // What the log is relative to is not known here.
     target.overwrite(region, arena.heap().metadata().spans_used());
-    return log.clear();
+    log.clear();
+    return arena.heap().rebuild();
   }
+  for (const HeapPart& part : heap_parts) note(part);
   target.write_superblock_to(region);
   log.for_each_root([&](std::size_t root) {
     target.write_part_to(region, target.offset_of_root(root), sizeof(layout::RootEntry));
@@ -637,8 +641,25 @@ void Snapshotter::Impl::put_back_heap(const HeapState& target,
       target.write_part_to(region, target.offset_of_line(span, group), layout::kBytesPerGroupLine);
     }
   });
-  for (const HeapPart& part : heap_parts) target.write_part_to(region, part.offset, part.size);
+  auto refreshed = arena.heap().refresh();
   log.clear();
+  return refreshed;
+}
+
+// A part of the metadata that is about to be put back, as if it had changed.
+void Snapshotter::Impl::note(const HeapPart& part) {
+  const layout::Geometry& g = arena.heap().geometry();
+  HeapChangeLog& log = arena.heap().changes();
+  if (part.offset < g.roots_offset) return;  // the superblock
+  if (part.offset < g.spans_offset) {
+    return log.note_root((part.offset - g.roots_offset) / sizeof(layout::RootEntry));
+  }
+  if (part.offset < g.bitmaps_offset) {
+    return log.note_entry((part.offset - g.spans_offset) / sizeof(layout::SpanEntry));
+  }
+  const std::size_t in_bitmaps = part.offset - g.bitmaps_offset;
+  log.note_line(in_bitmaps % g.group_bytes / layout::kBytesPerGroupLine,
+                in_bitmaps / g.group_bytes);
 }
 
 Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
@@ -669,6 +690,7 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
     pages.set_used();  // nothing was collected
     return propagate(held);
   }
+  s.arena.heap().settle();
   const UsedRanges before = s.arena.heap().used_ranges();
   if (auto r = tracker.collect_into(watch, before.span(), CollectMode::take, s.collected); !r) {
     return propagate(r);
@@ -681,7 +703,6 @@ Result<RollbackStats> Snapshotter::rollback(SnapshotId id) {
   s.base_id = id.value;
   s.arena.set_origin({s.store.root.uuid, id.value});
   s.arena.heap().inherit_free_bytes_are_zero((header->flags & format::kFreeBytesAreZero) != 0);
-  if (auto r = s.arena.heap().rebuild(); !r) return propagate(r);
   // The memory is the snapshot's: what was written to get there is not a change. Pages past the
   // target's end were cleared, so both the old and the new ranges begin a new epoch.
   for (const UsedRanges& ranges : {before, s.arena.heap().used_ranges()}) {
