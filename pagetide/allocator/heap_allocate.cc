@@ -108,8 +108,8 @@ Allocated Heap::Impl::allocate_or_make_room(std::size_t bytes, std::size_t align
 void* Heap::allocate(std::size_t bytes) noexcept {
   Impl& impl = *impl_;
   const detail::ThreadHeapLink& mine = detail::last_thread_heap;
-  if (bytes <= layout::kMaxSlotBytes && mine.heap_id == impl.id) [[likely]] {
-    const std::size_t size_class = layout::size_class_of(bytes);
+  if (bytes <= layout::kTabledBytes && mine.heap_id == impl.id) [[likely]] {
+    const std::size_t size_class = layout::tabled_size_class_of(bytes);
     enter_heap();
     if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
       slot->mark_allocated();

@@ -104,15 +104,15 @@ inline constexpr std::array<std::uint32_t, kSizeClasses> kSlotBytes = [] {
 }();
 static_assert(kSlotBytes.back() == kMaxSlotBytes);
 
-namespace detail {
-
+// The smallest class of at least `bytes`, for bytes <= kMaxSlotBytes.
 constexpr std::size_t computed_size_class_of(std::size_t bytes) {
   if (bytes <= 128) return bytes == 0 ? 0 : (bytes - 1) / 16;
   const auto top = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
   return 8 + (top - 7) * 4 + ((bytes - 1) >> (top - 2)) - 4;
 }
 
-// Of small sizes a mixture is common: looking up has no branch that could be guessed wrong.
+// The same for bytes <= kTabledBytes. Of small sizes a mixture is common: looking up has no branch
+// that could be guessed wrong.
 inline constexpr std::size_t kTabledBytes = 1024;
 inline constexpr auto kTabledClasses = [] {
   std::array<std::uint8_t, kTabledBytes / 16 + 1> classes{};
@@ -122,12 +122,13 @@ inline constexpr auto kTabledClasses = [] {
   return classes;
 }();
 
-}  // namespace detail
+constexpr std::size_t tabled_size_class_of(std::size_t bytes) {
+  return kTabledClasses[(bytes + 15) / 16];
+}
 
 // The smallest class of at least `bytes`, for bytes <= kMaxSlotBytes. Constant time.
 constexpr std::size_t size_class_of(std::size_t bytes) {
-  if (bytes <= detail::kTabledBytes) return detail::kTabledClasses[(bytes + 15) / 16];
-  return detail::computed_size_class_of(bytes);
+  return bytes <= kTabledBytes ? tabled_size_class_of(bytes) : computed_size_class_of(bytes);
 }
 
 constexpr std::size_t slots_per_span(std::size_t size_class) {
