@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <future>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -178,6 +179,10 @@ struct RootUse {
   std::size_t roots;
   void (*use)(RootTable& table, const Root& root);
 };
+// Not its bytes: addresses differ from run to run.
+void PrintTo(const RootUse& use, std::ostream* out) {
+  *out << use.name;
+}
 
 class RootSignalTest : public testing::TestWithParam<RootUse> {};
 
