@@ -73,8 +73,11 @@ class PatternModel {
     const std::size_t alignment =
         random_.one_in(8) ? std::size_t{1} << random_.below(18) : std::size_t{16};
     const bool zeroed = random_.one_in(4);
-    add(zeroed ? heap_.allocate_zeroed(bytes, alignment) : heap_.allocate(bytes, alignment), bytes,
-        alignment, zeroed);
+    // Without an alignment it takes the fast path.
+    add(zeroed            ? heap_.allocate_zeroed(bytes, alignment)
+        : alignment == 16 ? heap_.allocate(bytes)
+                          : heap_.allocate(bytes, alignment),
+        bytes, alignment, zeroed);
   }
   void allocate_batch() {
     const std::size_t bytes = random_size();

@@ -121,6 +121,15 @@ TEST_F(PlacementTest, of_what_another_thread_freed_only_slots_of_dirty_pages_are
   EXPECT_EQ(allocate(), of_dirty_page);
 }
 
+TEST_F(PlacementTest, what_another_thread_freed_in_a_clean_span_is_not_used_first) {
+  std::vector<void*> blocks = allocate_spans(4);
+  const std::size_t first = span_of(blocks.front());
+  end_epoch();
+  free_eighths(blocks, first + 2, 7);
+  std::thread([&] { free_eighths(blocks, first + 1, 2); }).join();
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(span_of(allocate()), first + 2) << i;
+}
+
 TEST_F(PlacementTest, a_clean_span_that_yields_little_is_left_alone_while_little_is_free) {
   std::vector<void*> blocks = allocate_spans(40);
   const std::size_t first = span_of(blocks.front());
