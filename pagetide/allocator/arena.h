@@ -95,6 +95,9 @@ class PAGETIDE_API Arena {
   std::size_t allocate_batch(std::size_t bytes, std::span<void*> out) noexcept;
   // As many calls of deallocate().
   void deallocate_batch(std::span<void* const> blocks) noexcept;
+  // Gives the memory of free spans back to the system: those that are kept for reuse, and the empty
+  // ones of the calling thread. How many bytes.
+  std::size_t trim() noexcept { return heap_->trim(); }
 
   // For pmr containers. The pointer is the same in every process that opens this arena, so
   // containers inside the arena may keep it. Throws std::bad_alloc when exhausted.

@@ -120,16 +120,13 @@ void pagetide_arena_deallocate_batch(pagetide_arena* arena, void* const* blocks,
 }
 
 void* pagetide_arena_reallocate(pagetide_arena* arena, void* block, size_t size) {
-  return at_border<void*>({{arena, "arena"}}, [&]() -> Result<void*> {
-    const std::size_t usable = arena->arena.heap().usable_size(block);
-    if (size <= usable && size > usable / 2) return block;
-    auto moved = arena->arena.allocate(size);
-    if (!moved) return moved;
-    std::copy_n(static_cast<const std::byte*>(block), std::min(usable, size),
-                static_cast<std::byte*>(*moved));
-    arena->arena.deallocate(block);
-    return moved;
-  });
+  return at_border<void*>({{arena, "arena"}}, [&] { return arena->arena.reallocate(block, size); });
+}
+
+void* pagetide_arena_reallocate_aligned(pagetide_arena* arena, void* block, size_t alignment,
+                                        size_t size) {
+  return at_border<void*>({{arena, "arena"}},
+                          [&] { return arena->arena.reallocate(block, size, alignment); });
 }
 
 size_t pagetide_arena_usable_size(const pagetide_arena* arena, const void* block) {
@@ -218,6 +215,11 @@ int pagetide_arena_get_class_stats(const pagetide_arena* arena, pagetide_class_s
     }
     return static_cast<int>(stats.size());
   });
+}
+
+size_t pagetide_arena_trim(pagetide_arena* arena) {
+  return at_border<std::size_t>({{arena, "arena"}},
+                                [&]() -> Result<std::size_t> { return arena->arena.trim(); });
 }
 
 int pagetide_arena_clear_free_memory(pagetide_arena* arena) {

@@ -132,10 +132,17 @@ PAGETIDE_API void pagetide_arena_deallocate_batch(pagetide_arena* arena, void* c
                                                   size_t count);
 
 // The block with room for `size` bytes; null as for pagetide_arena_allocate(), and then the old one
-// is as it was. It stays where it is when it has room and more than half of it is needed. Otherwise
-// a new one is allocated, aligned to 16 bytes, the content copied and the old one freed. A null
-// block is allocated anew; no bytes are a block of their own.
+// is as it was. It stays where it is if it can: one of more than 32 KiB that shrinks or whose
+// neighbour is free, and a smaller one that has the room and of which at least a half is still
+// used. Otherwise a new one is allocated, aligned to 16 bytes, the content copied and the old one
+// freed. A null block is allocated anew; no bytes are a block of their own. What is not allocated
+// aborts the process, whatever the option on_corruption says: there is nothing to return.
 PAGETIDE_API void* pagetide_arena_reallocate(pagetide_arena* arena, void* block, size_t size);
+
+// The same, aligned to `alignment`, a power of two up to 1 GiB, whatever the old block was aligned
+// to.
+PAGETIDE_API void* pagetide_arena_reallocate_aligned(pagetide_arena* arena, void* block,
+                                                     size_t alignment, size_t size);
 
 // All bytes of the block that may be used, constant over its life; 0 for null and for what is
 // outside the arena, and on an error. O(1).
@@ -201,6 +208,10 @@ typedef struct pagetide_class_stats {
 // are in none. Alone: while no thread allocates or frees. O(heap).
 PAGETIDE_API int pagetide_arena_get_class_stats(const pagetide_arena* arena,
                                                 pagetide_class_stats* classes, size_t count);
+
+// Gives the memory of free spans back to the system: those that are kept for reuse, and the empty
+// ones of the calling thread. Returns how many bytes; 0 on an error.
+PAGETIDE_API size_t pagetide_arena_trim(pagetide_arena* arena);
 
 // Clears what is free and not known to be zero, for an arena under PAGETIDE_CLEAR_ON_FREE that was
 // under PAGETIDE_CLEAR_NEVER before: from here on no snapshot holds remains of what was freed.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_change_log.h"
 
 namespace pagetide {
@@ -32,6 +33,7 @@ layout::RootEntry* RootTable::slot_of(std::string_view name) const {
 }
 
 Result<Root> RootTable::find(std::string_view name) const {
+  const InHeap in_heap;
   const RankedLock lock(mutex_);
   const layout::RootEntry* entry = name.empty() ? nullptr : slot_of(name);
   if (entry == nullptr) {
@@ -82,6 +84,7 @@ Result<void> RootTable::fill_free(const Root& root) {
 
 Result<void> RootTable::insert(const Root& root) {
   if (auto r = check_name(root.name); !r) return r;
+  const InHeap in_heap;
   const RankedLock lock(mutex_);
   if (slot_of(root.name) != nullptr) {
     return failure(ErrorCode::already_exists,
@@ -92,6 +95,7 @@ Result<void> RootTable::insert(const Root& root) {
 
 Result<void> RootTable::set(const Root& root) {
   if (auto r = check_name(root.name); !r) return r;
+  const InHeap in_heap;
   const RankedLock lock(mutex_);
   layout::RootEntry* entry = slot_of(root.name);
   if (entry == nullptr) return fill_free(root);
@@ -101,6 +105,7 @@ Result<void> RootTable::set(const Root& root) {
 }
 
 Result<void> RootTable::erase(std::string_view name) {
+  const InHeap in_heap;
   const RankedLock lock(mutex_);
   layout::RootEntry* entry = name.empty() ? nullptr : slot_of(name);
   if (entry == nullptr) {
@@ -112,6 +117,7 @@ Result<void> RootTable::erase(std::string_view name) {
 }
 
 std::vector<Root> RootTable::list() const {
+  const InHeap in_heap;
   const RankedLock lock(mutex_);
   std::vector<Root> roots;
   for (const layout::RootEntry& entry : std::span(entries_, layout::kRootCapacity)) {

@@ -24,6 +24,7 @@ struct Root {
 };
 
 // The named roots of a heap: up to 256, names up to 39 bytes, kept in the region. Thread-safe.
+// A thread at work on them is inside the heap (heap_activity.h): who stops it waits for the lock.
 class PAGETIDE_API RootTable {
  public:
   // `entries` are the kRootCapacity entries in the region; changes to them are noted in `changes`,

@@ -70,6 +70,10 @@ class ArenaCNullPointers : public testing::Test {
          [=] { return error(pagetide_arena_allocate_aligned(nullptr, 16, 1) == nullptr); }},
         {"arena", [=] { return error(pagetide_arena_allocate_zeroed(nullptr, 1, 1) == nullptr); }},
         {"arena", [=] { return error(pagetide_arena_reallocate(nullptr, nullptr, 1) == nullptr); }},
+        {"arena",
+         [=] {
+           return error(pagetide_arena_reallocate_aligned(nullptr, nullptr, 16, 1) == nullptr);
+         }},
         {"blocks", [=] { return error(pagetide_arena_allocate_batch(a, 1, nullptr, 1) == 0); }},
         {"arena",
          [=] { return error(pagetide_arena_allocate_batch(nullptr, 1, nullptr, 0) == 0); }},
@@ -99,6 +103,7 @@ class ArenaCNullPointers : public testing::Test {
         {"visit", [=] { return pagetide_arena_for_each_allocation(a, nullptr, nullptr); }},
         {"arena", [this] { return pagetide_arena_get_stats(nullptr, &stats_); }},
         {"stats", [=] { return pagetide_arena_get_stats(a, nullptr); }},
+        {"arena", [=] { return error(pagetide_arena_trim(nullptr) == 0); }},
         {"arena", [] { return pagetide_arena_clear_free_memory(nullptr); }},
     };
   }
@@ -484,15 +489,45 @@ TEST(ArenaCMemory, a_batch_is_short_where_the_reservation_ends) {
 
 // --- Reallocation ---
 
-TEST(ArenaCReallocate, stays_where_it_is_while_it_fits_and_half_of_it_is_needed) {
+TEST(ArenaCReallocate, stays_where_it_is_while_it_fits_and_half_of_it_is_used) {
   const ArenaHandle arena = create_arena();
   void* block = pagetide_arena_allocate(arena.get(), 1000);
   const std::size_t usable = pagetide_arena_usable_size(arena.get(), block);
   EXPECT_EQ(pagetide_arena_reallocate(arena.get(), block, usable), block);
-  EXPECT_EQ(pagetide_arena_reallocate(arena.get(), block, usable / 2 + 1), block);
-  void* smaller = pagetide_arena_reallocate(arena.get(), block, usable / 2);
+  EXPECT_EQ(pagetide_arena_reallocate(arena.get(), block, usable / 2), block);
+  void* smaller = pagetide_arena_reallocate(arena.get(), block, usable / 2 - 1);
   EXPECT_NE(smaller, block);
   EXPECT_LT(pagetide_arena_usable_size(arena.get(), smaller), usable);
+  EXPECT_EQ(live_blocks(arena), 1U);
+}
+
+TEST(ArenaCReallocate, grows_large_blocks_where_they_are) {
+  const ArenaHandle arena = create_arena();
+  void* block = pagetide_arena_allocate(arena.get(), 1_MiB);
+  EXPECT_EQ(pagetide_arena_reallocate(arena.get(), block, 3_MiB), block);
+  EXPECT_GE(pagetide_arena_usable_size(arena.get(), block), 3_MiB);
+}
+
+TEST(ArenaCReallocate, is_aligned_as_asked) {
+  const ArenaHandle arena = create_arena();
+  (void)pagetide_arena_allocate(arena.get(), 48);  // so that the next one is not aligned by chance
+  auto* block = bytes_of(pagetide_arena_allocate(arena.get(), 48));
+  std::memset(block, 7, 48);
+  auto* moved = bytes_of(pagetide_arena_reallocate_aligned(arena.get(), block, 4096, 48));
+  ASSERT_NE(moved, nullptr);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(moved) % 4096, 0U);
+  EXPECT_TRUE(std::all_of(moved, moved + 48, [](std::byte b) { return b == std::byte{7}; }));
+  EXPECT_EQ(live_blocks(arena), 2U);
+}
+
+TEST(ArenaCReallocate, to_no_alignment_is_an_error_and_leaves_the_block_alone) {
+  const ArenaHandle arena = create_arena();
+  void* block = pagetide_arena_allocate(arena.get(), 48);
+  for (const std::size_t alignment : {std::size_t{0}, std::size_t{48}, 2_GiB}) {
+    EXPECT_EQ(pagetide_arena_reallocate_aligned(arena.get(), block, alignment, 100), nullptr);
+    EXPECT_EQ(pagetide_last_error(), PAGETIDE_INVALID_ARGUMENT);
+    EXPECT_THAT(last_message(), HasSubstr(std::to_string(alignment)));
+  }
   EXPECT_EQ(live_blocks(arena), 1U);
 }
 
@@ -696,6 +731,17 @@ TEST(ArenaCHeap, has_the_statistics_of_each_size) {
   EXPECT_EQ(classes[6].slots, 585U);
   EXPECT_EQ(classes[6].live, 5U);
   EXPECT_EQ(classes[6].spans, 1U);
+}
+
+TEST(ArenaCHeap, gives_idle_memory_back_when_it_is_trimmed) {
+  const ArenaHandle arena = create_arena();
+  void* block = std::memset(pagetide_arena_allocate(arena.get(), 5_MiB), 1, 5_MiB);
+  pagetide_arena_deallocate(arena.get(), block);
+  const std::size_t idle = cpp(arena).heap().stats().idle_bytes;
+  EXPECT_GE(idle, 5_MiB);
+  EXPECT_EQ(pagetide_arena_trim(arena.get()), idle);
+  EXPECT_EQ(cpp(arena).heap().stats().idle_bytes, 0U);
+  EXPECT_EQ(pagetide_arena_trim(arena.get()), 0U);
 }
 
 TEST(ArenaCHeap, fills_the_statistics_that_the_program_knows) {

@@ -68,6 +68,22 @@ TEST_P(DeferredClearTest, a_block_in_a_clean_page_is_left_alone) {
   }
 }
 
+// Also where slots of other pages of its span are handed out.
+TEST(DeferredClearSpanTest, a_block_in_a_clean_page_of_a_dirty_span_is_left_alone) {
+  constexpr std::size_t kBytes = 512;
+  TestHeap heap(64_MiB, ClearPolicy::deferred);
+  std::vector<std::byte*> blocks(layout::kSpanBytes / kBytes);
+  for (std::byte*& block : blocks) {
+    block = static_cast<std::byte*>(heap->allocate(kBytes));
+    std::memset(block, static_cast<int>(kSecret), kBytes);
+  }
+  must(heap.region().tracker().collect(heap.region().watch(), CollectMode::take));
+  heap->deallocate(blocks.front());
+  ASSERT_EQ(heap->allocate(kBytes), blocks.front());
+  heap->deallocate(blocks.back());
+  EXPECT_EQ(*blocks.back(), kSecret);
+}
+
 TEST_P(DeferredClearTest, every_block_is_handed_out_zero) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     std::vector<std::byte*> blocks;

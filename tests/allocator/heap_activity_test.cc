@@ -11,9 +11,13 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <future>
+#include <ostream>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "pagetide/allocator/root_table.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tests/support/test_heap.h"
@@ -94,6 +98,39 @@ void on_signal(int) {
   errno = kept_errno;
 }
 
+// Stops a thread wherever a signal finds it, or a little later if that is inside the heap.
+class SignalStops {
+ public:
+  explicit SignalStops(std::uint64_t seed) : random_(seed) {
+    stopped = false;
+    go_on = false;
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    EXPECT_EQ(::sigaction(SIGUSR1, &action, &before_), 0);
+  }
+  SignalStops(const SignalStops&) = delete;
+  SignalStops& operator=(const SignalStops&) = delete;
+  ~SignalStops() { ::sigaction(SIGUSR1, &before_, nullptr); }
+
+  // Calls look() while the thread is stopped.
+  template <typename Look>
+  void stop(std::thread& thread, Look&& look) {
+    for (std::size_t spin = random_.below(2000); spin > 0; --spin)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    EXPECT_EQ(::pthread_kill(thread.native_handle(), SIGUSR1), 0);
+    while (!stopped) ::sched_yield();
+    stopped = false;
+    look();
+    go_on = true;
+    while (go_on) ::sched_yield();
+  }
+
+ private:
+  struct sigaction before_ {};
+  RandomSource random_;
+};
+
 // Allocates and frees, mostly small blocks, in a set that changes its size slowly.
 void hammer(Heap& heap, std::uint64_t seed, const std::atomic<bool>& over) {
   RandomSource random(seed);
@@ -119,33 +156,77 @@ void hammer(Heap& heap, std::uint64_t seed, const std::atomic<bool>& over) {
 // not agree with the bitmaps.
 TEST(HeapSignalTest, a_signal_stops_no_thread_inside_the_heap) {
   const TestHeap heap(64_MiB);
-  struct sigaction action {};
-  struct sigaction before {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  ASSERT_EQ(::sigaction(SIGUSR1, &action, &before), 0);
-  stopped = false;
-  go_on = false;
   std::atomic<bool> over = false;
   const std::uint64_t seed = test_seed();
+  SignalStops stops(seed + 1);
   std::thread thread([&] { hammer(*heap, seed, over); });
-  RandomSource random(seed + 1);
   std::string wrong;
   for (std::size_t round = 0; round < scaled(3000) && wrong.empty(); ++round) {
-    for (std::size_t spin = random.below(2000); spin > 0; --spin)
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    ASSERT_EQ(::pthread_kill(thread.native_handle(), SIGUSR1), 0);
-    while (!stopped) ::sched_yield();
-    stopped = false;
-    if (const auto stats = heap->check(); !stats) wrong = stats.error().message();
-    go_on = true;
-    while (go_on) ::sched_yield();
+    stops.stop(thread, [&] {
+      if (const auto stats = heap->check(); !stats) wrong = stats.error().message();
+    });
   }
   over = true;
   thread.join();
-  ::sigaction(SIGUSR1, &before, nullptr);
   EXPECT_EQ(wrong, "");
   EXPECT_EQ(must(heap->check()).live_blocks, 0U);
+}
+
+// One operation of a table that has so many roots already. None allocates memory outside the table:
+// a thread that is stopped in malloc() may hold what others wait for.
+struct RootUse {
+  const char* name;
+  std::size_t roots;
+  void (*use)(RootTable& table, const Root& root);
+};
+// Not its bytes: addresses differ from run to run.
+void PrintTo(const RootUse& use, std::ostream* out) {
+  *out << use.name;
+}
+
+class RootSignalTest : public testing::TestWithParam<RootUse> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    that, RootSignalTest,
+    testing::Values(
+        RootUse{"finds", 255,
+                [](RootTable& table, const Root& root) { must(table.find(root.name)); }},
+        RootUse{"sets", 255, [](RootTable& table, const Root& root) { must(table.set(root)); }},
+        RootUse{"inserts_and_erases", 255,
+                [](RootTable& table, const Root& root) {
+                  must(table.erase(root.name));
+                  must(table.insert(root));
+                }},
+        RootUse{"lists", 0, [](RootTable& table, const Root&) { (void)table.list(); }}),
+    [](const auto& use) { return std::string(use.param.name); });
+
+// As above: who looks at the roots during the stop needs their lock.
+TEST_P(RootSignalTest, a_signal_stops_no_thread_at_work_on_the_roots) {
+  std::vector<layout::RootEntry> entries(layout::kRootCapacity);
+  RootTable table(entries.data());
+  for (std::size_t i = 0; i < GetParam().roots; ++i) must(table.insert({std::to_string(i)}));
+  // The last one, so that finding it takes a while.
+  const Root root{"root"};
+  if (GetParam().roots > 0) must(table.insert(root));
+  std::atomic<bool> over = false;
+  SignalStops stops(test_seed());
+  std::thread thread([&] {
+    while (!over) {
+      for (int i = 0; i < 10; ++i) GetParam().use(table, root);
+      ::sched_yield();  // where ThreadSanitizer lets signals in
+    }
+  });
+  bool is_free = true;
+  for (std::size_t round = 0; round < scaled(500) && is_free; ++round) {
+    std::future<void> looked;
+    stops.stop(thread, [&] {
+      looked = std::async(std::launch::async, [&] { (void)table.list(); });
+      is_free = looked.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    });
+  }
+  over = true;
+  thread.join();
+  EXPECT_TRUE(is_free) << "a thread was stopped with the lock of the roots";
 }
 
 }  // namespace

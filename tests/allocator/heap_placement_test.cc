@@ -4,6 +4,7 @@
 #include <cstring>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -94,6 +95,39 @@ TEST_F(PlacementTest, the_emptiest_clean_span_comes_first_and_is_used_up) {
   EXPECT_LT(at(first + 3), at(first + 4));
   EXPECT_LT(at(first + 4), at(first + 1));
   EXPECT_EQ(std::count(order.begin(), order.end(), first + 3), 1);
+}
+
+// What was freed in pages that were dirty is not what is used first when they are clean.
+TEST_F(PlacementTest, the_first_free_of_an_epoch_puts_back_what_was_stacked_before) {
+  std::vector<void*> blocks = allocate_spans(4);
+  const std::size_t first = span_of(blocks.front());
+  free_eighths(blocks, first + 1, 2);
+  end_epoch();
+  free_eighths(blocks, first + 2, 7);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(span_of(allocate()), first + 2) << i;
+}
+
+TEST_F(PlacementTest, of_what_another_thread_freed_only_slots_of_dirty_pages_are_used_next) {
+  const std::vector<void*> blocks = allocate_spans(1);
+  end_epoch();
+  void* const of_dirty_page = blocks[0];
+  void* const of_clean_page = blocks[100];
+  heap_->deallocate(of_dirty_page);
+  ASSERT_EQ(allocate(), of_dirty_page);
+  std::thread([&] {
+    heap_->deallocate(of_clean_page);
+    heap_->deallocate(of_dirty_page);
+  }).join();
+  EXPECT_EQ(allocate(), of_dirty_page);
+}
+
+TEST_F(PlacementTest, what_another_thread_freed_in_a_clean_span_is_not_used_first) {
+  std::vector<void*> blocks = allocate_spans(4);
+  const std::size_t first = span_of(blocks.front());
+  end_epoch();
+  free_eighths(blocks, first + 2, 7);
+  std::thread([&] { free_eighths(blocks, first + 1, 2); }).join();
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(span_of(allocate()), first + 2) << i;
 }
 
 TEST_F(PlacementTest, a_clean_span_that_yields_little_is_left_alone_while_little_is_free) {

@@ -103,6 +103,20 @@ TEST_F(HeapMetadataTest, one_allocation_costs_one_word) {
   EXPECT_EQ(must(store_.info(id)).reported_pages, 0U);
 }
 
+// The line in which slots are handed out is noted; the other one is when the block is freed.
+TEST_F(HeapMetadataTest, a_free_in_another_line_of_a_span_that_is_in_use_is_recorded) {
+  Arena arena = new_arena();
+  Snapshotter snapshotter(arena, store_);
+  std::vector<void*> blocks(kSpanBytes / 16);
+  for (void*& block : blocks) block = must(arena.allocate(16));
+  must(snapshotter.take());
+  arena.deallocate(blocks.front());
+  ASSERT_EQ(must(arena.allocate(16)), blocks.front());
+  arena.deallocate(blocks.back());
+  const SnapshotId id = must(snapshotter.take());
+  EXPECT_EQ(difference(metadata_of(arena), metadata_of(store_, id)), "");
+}
+
 TEST_F(HeapMetadataTest, a_root_costs_its_entry) {
   Arena arena = new_arena();
   Snapshotter snapshotter(arena, store_);
