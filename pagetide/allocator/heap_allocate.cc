@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
 #include "pagetide/allocator/heap_impl.h"
@@ -13,10 +14,15 @@ using layout::SpanKind;
 
 Allocated Heap::Impl::allocate_small(std::size_t size_class) {
   ThreadHeap* const mine = my_heap();
-  Allocated allocated = mine != nullptr ? allocate_from(*mine, size_class)
+  const Allocated allocated = mine != nullptr ? allocate_from(*mine, size_class)
                                         : threads->with_shared([&](ThreadHeap& shared) {
                                             return allocate_from(shared, size_class);
                                           });
+  return clear_late(allocated, size_class);
+}
+
+// What the policy wants to be cleared before it is handed out.
+Allocated Heap::Impl::clear_late(Allocated allocated, std::size_t size_class) const {
   if (allocated.block != nullptr && !allocated.known_zero && tables.clears_late()) {
     clear_memory(allocated.block, kSlotBytes[size_class]);
     allocated.known_zero = true;
@@ -64,33 +70,54 @@ void Heap::Impl::clear_run(ByteRange run) {
   if (zero_run(tables.region, run) == ZeroedBy::purge) (void)tables.region.prefill(run);
 }
 
+// Those of the calling thread, and of threads that have ended.
 bool Heap::Impl::release_empty_spans() {
-  ThreadHeap* mine = my_heap();
-  const bool any = mine != nullptr && mine->release_empty_spans(tables);
+  bool any = false;
+  if (ThreadHeap* mine = my_heap()) {
+    mine->drain(tables);
+    any = mine->release_empty_spans(tables);
+  }
+  any = threads->release_unowned() || any;
   return threads->with_shared([&](ThreadHeap& shared) {
+    shared.drain(tables);
     return shared.release_empty_spans(tables);
   }) || any;
 }
 
+// Of a small block; nullopt: it is none.
+std::optional<std::size_t> Heap::Impl::size_class_for(std::size_t bytes, std::size_t alignment) {
+  if (bytes > layout::kMaxSlotBytes || alignment > layout::kMaxSlotBytes) return std::nullopt;
+  if (alignment <= layout::kMinSlotBytes) return layout::size_class_of(bytes);
+  // Spans are aligned to their size, so a slot is as aligned as its size is.
+  std::size_t c = layout::size_class_of(std::max(bytes, alignment));
+  while (c < kSizeClasses && kSlotBytes[c] % alignment != 0) ++c;
+  return c < kSizeClasses ? std::optional(c) : std::nullopt;
+}
+
 Allocated Heap::Impl::allocate(std::size_t bytes, std::size_t alignment) {
-  if (bytes <= layout::kMaxSlotBytes) {
-    if (alignment <= layout::kMinSlotBytes) return allocate_small(layout::size_class_of(bytes));
-    // Spans are aligned to their size, so a slot is as aligned as its size is.
-    if (alignment <= layout::kMaxSlotBytes) {
-      for (std::size_t c = layout::size_class_of(std::max(bytes, alignment)); c < kSizeClasses;
-           ++c) {
-        if (kSlotBytes[c] % alignment == 0) return allocate_small(c);
-      }
-    }
-  }
+  if (const auto size_class = size_class_for(bytes, alignment)) return allocate_small(*size_class);
   return allocate_large(bytes, alignment);
 }
 
 Allocated Heap::Impl::allocate_or_make_room(std::size_t bytes, std::size_t alignment) {
   if (!is_power_of_two(alignment) || alignment > kMaxAlignment) return {};
-  const Allocated allocated = allocate(bytes, alignment);
-  if (allocated.block != nullptr || !release_empty_spans()) return allocated;
-  return allocate(bytes, alignment);
+  Allocated allocated = allocate(bytes, alignment);
+  if (allocated.block != nullptr) return allocated;
+  if (release_empty_spans()) allocated = allocate(bytes, alignment);
+  if (allocated.block == nullptr) allocated = allocate_from_unowned(bytes, alignment);
+  return allocated;
+}
+
+// The last resort: slots in spans of threads that have ended.
+Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t alignment) {
+  const std::optional<std::size_t> size_class = size_class_for(bytes, alignment);
+  if (!size_class) return {};
+  Allocated allocated;
+  (void)threads->with_unowned([&](ThreadHeap& heap) {
+    allocated = allocate_from(heap, *size_class);
+    return allocated.block != nullptr;
+  });
+  return clear_late(allocated, *size_class);
 }
 
 [[gnu::noinline]] void* stop_before_return(void* block) noexcept {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "pagetide/allocator/heap.h"
@@ -39,6 +40,9 @@ struct Heap::Impl {
   }
   Allocated allocate_small(std::size_t size_class);
   Allocated allocate_from(ThreadHeap& heap, std::size_t size_class);
+  Allocated allocate_from_unowned(std::size_t bytes, std::size_t alignment);
+  Allocated clear_late(Allocated allocated, std::size_t size_class) const;
+  static std::optional<std::size_t> size_class_for(std::size_t bytes, std::size_t alignment);
   Allocated allocate_large(std::size_t bytes, std::size_t alignment, std::size_t overwritten = 0);
   bool clear_if_late(bool known_zero, std::size_t first, std::size_t count,
                      std::size_t overwritten);

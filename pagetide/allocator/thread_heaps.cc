@@ -159,9 +159,19 @@ void ThreadHeaps::detach(std::uint64_t thread) {
   for (std::size_t i = 1; i < count_; ++i) {
     if (heaps_[i].thread != thread) continue;
     heaps_[i].drain(tables_);
-    heaps_[i].put_slots_back(tables_);
+    // Others may need them; what is in use in other spans waits for the next thread.
+    heaps_[i].release_empty_spans(tables_);
     heaps_[i].thread = 0;
   }
+}
+
+bool ThreadHeaps::release_unowned() {
+  bool any = false;
+  (void)with_unowned([&](ThreadHeap& heap) {
+    any = heap.release_empty_spans(tables_) || any;
+    return false;
+  });
+  return any;
 }
 
 void ThreadHeaps::settle() {

@@ -59,6 +59,23 @@ class ThreadHeaps {
 
   std::size_t count() const { return count_; }
 
+  // For when nothing is to be had any more. Gives the empty spans of the heaps that belong to no
+  // thread to the supply; whether there was one.
+  bool release_unowned();
+  // Calls use(heap) for the heaps that belong to no thread until one returns true; whether one did.
+  template <typename Use>
+  bool with_unowned(Use&& use) {
+    const RankedLock lock(mutex_);
+    for (std::size_t i = 1; i < count_; ++i) {
+      if (heaps_[i].thread != 0) continue;
+      heaps_[i].drain(tables_);
+      const bool done = use(heaps_[i]);
+      heaps_[i].put_slots_back(tables_);
+      if (done) return true;
+    }
+    return false;
+  }
+
   // --- only while no other thread is inside the heap; threads may end meanwhile ---
   // Takes in all frees of other threads, and puts all words back.
   void settle();
