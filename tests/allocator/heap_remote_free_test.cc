@@ -1,5 +1,5 @@
-// A thread that frees what another one allocated is held between two steps of the protocol in
-// docs/heap.md. Only in builds that have race points.
+// Threads that free what others allocated, and owners that take that in, are held between two steps
+// of the protocol in docs/heap.md. Only in builds that have race points.
 
 #include "pagetide/allocator/heap_race_points.h"
 
@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "pagetide/allocator/heap.h"
@@ -32,22 +34,22 @@ void hold_at_the_last_point() {
   while (!may_go_on) std::this_thread::yield();
 }
 
-// A thread that frees a block and is held at a race point of it while this lives.
-class HeldFree {
+// A thread that is held at a race point of what it does while this lives.
+class Held {
  public:
-  HeldFree(Heap& heap, void* block, int point) {
+  Held(int point, std::function<void()> act) {
     is_held = false;
     may_go_on = false;
     race_point_hook = hold_at_the_last_point;
-    thread_ = std::thread([&heap, block, point] {
+    thread_ = std::thread([point, act = std::move(act)] {
       points_to_go = point;
-      heap.deallocate(block);
+      act();
     });
     while (!is_held) std::this_thread::yield();
   }
-  HeldFree(const HeldFree&) = delete;
-  HeldFree& operator=(const HeldFree&) = delete;
-  ~HeldFree() {
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
     may_go_on = true;
     thread_.join();
     race_point_hook = nullptr;
@@ -57,15 +59,15 @@ class HeldFree {
   std::thread thread_;
 };
 
-class HeldFreeTest : public testing::TestWithParam<int> {
+class RemoteFreeTest : public testing::TestWithParam<int> {
  protected:
   static constexpr std::size_t kBytes = 512;  // 128 slots, two words
+  static constexpr std::size_t kSlots = layout::kSpanBytes / kBytes;
 
-  // All slots of the heap's one span.
-  std::vector<void*> allocate_span() {
-    std::vector<void*> blocks(layout::kSpanBytes / kBytes);
+  // All slots of so many spans.
+  std::vector<void*> allocate_spans(std::size_t spans) {
+    std::vector<void*> blocks(spans * kSlots);
     for (void*& block : blocks) block = heap_->allocate(kBytes);
-    EXPECT_EQ(spans_in_use(), 1U);
     return blocks;
   }
   void free_by_another_thread(const std::vector<void*>& blocks) {
@@ -78,6 +80,8 @@ class HeldFreeTest : public testing::TestWithParam<int> {
   TestHeap heap_;
 };
 
+class HeldFreeTest : public RemoteFreeTest {};
+
 std::string point_name(const testing::TestParamInfo<int>& point) {
   return point.param == 1 ? "before_R2" : point.param == 2 ? "before_R3" : "in_R3";
 }
@@ -87,11 +91,11 @@ INSTANTIATE_TEST_SUITE_P(held, HeldFreeTest, testing::Values(1, 2, 3), point_nam
 // Everything else of the span is free, and its owner has taken in what there is and gives away all
 // that is empty: not this span, which the thread is about to put on a list.
 TEST_P(HeldFreeTest, a_span_that_a_thread_is_at_work_on_is_not_given_away) {
-  std::vector<void*> blocks = allocate_span();
+  std::vector<void*> blocks = allocate_spans(1);
   void* last = blocks.back();
   blocks.pop_back();
   {
-    const HeldFree held(*heap_, last, GetParam());
+    const Held held(GetParam(), [&] { heap_->deallocate(last); });
     free_by_another_thread(blocks);
     heap_->settle();
     heap_->trim();
@@ -104,14 +108,37 @@ TEST_P(HeldFreeTest, a_span_that_a_thread_is_at_work_on_is_not_given_away) {
 
 // In the other word of the span, which is drained meanwhile and noted anew.
 TEST_P(HeldFreeTest, a_free_that_takes_its_time_is_not_lost) {
-  const std::vector<void*> blocks = allocate_span();
+  const std::vector<void*> blocks = allocate_spans(1);
   {
-    const HeldFree held(*heap_, blocks.back(), GetParam());
+    const Held held(GetParam(), [&] { heap_->deallocate(blocks.back()); });
     free_by_another_thread({blocks[0]});
     heap_->settle();
     free_by_another_thread({blocks[1]});
   }
   EXPECT_EQ(must(heap_->check()).live_blocks, blocks.size() - 3);
+}
+
+class HeldDrainTest : public RemoteFreeTest {};
+
+std::string drain_point_name(const testing::TestParamInfo<int>& point) {
+  return point.param == 1 ? "before_D3" : "before_D4";
+}
+
+INSTANTIATE_TEST_SUITE_P(held, HeldDrainTest, testing::Values(1, 2), drain_point_name);
+
+// The owner takes in two spans, and is held at the first. That one's other word gets a free, so
+// that it may be put on the list anew; the second span is not to be forgotten over that.
+TEST_P(HeldDrainTest, a_free_into_a_span_that_is_drained_loses_none) {
+  std::vector<void*> blocks;
+  {
+    const Held owner(GetParam(), [&] {
+      blocks = allocate_spans(2);
+      free_by_another_thread({blocks[0], blocks[kSlots]});
+      EXPECT_NE(heap_->allocate(kBytes), nullptr);
+    });
+    free_by_another_thread({blocks[kSlots + kSlots / 2]});
+  }
+  EXPECT_EQ(must(heap_->check()).live_blocks, blocks.size() - 3 + 1);
 }
 
 }  // namespace
