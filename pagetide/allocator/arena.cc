@@ -86,16 +86,22 @@ std::string Arena::exhausted_message() const {
 
 Result<void*> Arena::allocate_zeroed(std::size_t bytes, std::size_t alignment) {
   void* block = impl_->heap->allocate_zeroed(bytes, alignment);
-  if (block == nullptr) return refused(alignment);
+  if (block == nullptr) return refused(bytes, alignment);
   return block;
 }
 
 // Why the heap gave nothing.
-tl::unexpected<Error> Arena::refused(std::size_t alignment) const {
+tl::unexpected<Error> Arena::refused(std::size_t bytes, std::size_t alignment) const {
   if (!is_power_of_two(alignment) || alignment > Heap::kMaxAlignment) {
     return failure(ErrorCode::invalid_argument,
                    fmt::format("an alignment of {} is not a power of two up to {}.", alignment,
                                Heap::kMaxAlignment));
+  }
+  if (bytes > range().size) {
+    return failure(ErrorCode::out_of_memory,
+                   fmt::format("a block of {} bytes is more than the arena '{}' can ever hold: its "
+                               "reservation is {} bytes. Reserve more when creating it.",
+                               bytes, name(), range().size));
   }
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }

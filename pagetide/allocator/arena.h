@@ -73,7 +73,7 @@ class PAGETIDE_API Arena {
     void* block = alignment == alignof(std::max_align_t) ? heap_->allocate(bytes)
                                                          : heap_->allocate(bytes, alignment);
     if (block == nullptr) [[unlikely]]
-      return refused(alignment);
+      return refused(bytes, alignment);
     return block;
   }
   // The same, all zero: fresh and cleared memory is not cleared again, and not dirtied.
@@ -84,7 +84,7 @@ class PAGETIDE_API Arena {
   Result<void*> reallocate(void* block, std::size_t bytes,
                            std::size_t alignment = alignof(std::max_align_t)) {
     void* moved = heap_->reallocate(block, bytes, alignment);
-    if (moved == nullptr) return refused(alignment);
+    if (moved == nullptr) return refused(bytes, alignment);
     return moved;
   }
   // Memory from allocate(), allocate_zeroed(), reallocate() or the resource. Aborts the process
@@ -200,7 +200,7 @@ class PAGETIDE_API Arena {
   struct Impl;
   explicit Arena(std::unique_ptr<Impl> impl);
   std::string exhausted_message() const;
-  tl::unexpected<Error> refused(std::size_t alignment) const;
+  tl::unexpected<Error> refused(std::size_t bytes, std::size_t alignment) const;
   std::unique_ptr<Impl> impl_;
   Heap* heap_;  // of impl_; here, so that the way to it is short
 };

@@ -94,12 +94,14 @@ class PAGETIDE_API Heap {
   // Changes the size of a block and returns where it is then, with its bytes up to the smaller of
   // both sizes; what is new is unspecified. It stays where it is if it can: a large one whose
   // neighbour is free, and a small one of which at least a half is still used. nullptr block: as
-  // allocate(). Returns nullptr, and leaves the block as it is, where allocate() would.
+  // allocate(). Returns nullptr, and leaves the block as it is, where allocate() would; also for
+  // what is not allocated, where that is reported (set_on_corruption()) instead of aborting.
   void* reallocate(void* block, std::size_t bytes, std::size_t alignment = 16) noexcept;
   // nullptr is ignored.
   void deallocate(void* block) noexcept;
   // Gives the memory of spans that are free back to the system: those that are kept for reuse, and
-  // the empty ones of the calling thread. How many bytes. Other threads may allocate and free.
+  // the empty ones of the calling thread and of threads that have ended. How many bytes. Other
+  // threads may allocate and free.
   std::size_t trim() noexcept;
   // Blocks of `bytes` each into out, from its front; how many: fewer than asked for only where the
   // reservation or the machine is exhausted. As many allocations, in one operation of the heap: a

@@ -15,9 +15,9 @@ using layout::SpanKind;
 Allocated Heap::Impl::allocate_small(std::size_t size_class) {
   ThreadHeap* const mine = my_heap();
   const Allocated allocated = mine != nullptr ? allocate_from(*mine, size_class)
-                                        : threads->with_shared([&](ThreadHeap& shared) {
-                                            return allocate_from(shared, size_class);
-                                          });
+                                              : threads->with_shared([&](ThreadHeap& shared) {
+                                                  return allocate_from(shared, size_class);
+                                                });
   return clear_late(allocated, size_class);
 }
 

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "pagetide/allocator/heap_impl.h"
-#include "pagetide/base/fatal.h"
 
 namespace pagetide {
 
@@ -11,10 +10,11 @@ using layout::kSpanBytes;
 using layout::SpanEntry;
 using layout::SpanKind;
 
-// Of a block that is to be reallocated: it must be allocated.
+// Of a block that is to be reallocated. 0: it is not allocated, which was reported.
 std::size_t Heap::Impl::size_of_allocated(std::byte* block) const {
   if (!tables.owns(block)) {
-    fatal_at("heap corruption: invalid reallocation of ", block, ": outside the arena's data");
+    refuse("heap corruption: invalid reallocation of ", block, ": outside the arena's data");
+    return 0;
   }
   const std::size_t span = tables.span_of(block);
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
@@ -27,8 +27,9 @@ std::size_t Heap::Impl::size_of_allocated(std::byte* block) const {
     }
   }
   if (e.kind == SpanKind::large && offset == 0) return std::size_t{e.run_spans} * kSpanBytes;
-  fatal_at("heap corruption: invalid reallocation of ", block,
-           ": not the start of an allocated block");
+  refuse("heap corruption: invalid reallocation of ", block,
+         ": not the start of an allocated block");
+  return 0;
 }
 
 // Makes a block of whole spans larger or smaller where it is; the bytes it has then, which are what
@@ -72,6 +73,7 @@ void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) no
   if (block == nullptr) return allocate(bytes, alignment);
   auto* const address = static_cast<std::byte*>(block);
   std::size_t usable = impl_->size_of_allocated(address);
+  if (usable == 0 || bytes > impl_->tables.data_bytes()) return nullptr;
   const bool is_large = usable >= kSpanBytes;
   const bool stays_large = is_large && bytes > layout::kMaxSlotBytes;
   const bool is_aligned =
@@ -80,8 +82,10 @@ void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) no
     usable = impl_->resize_large(impl_->tables.span_of(address), bytes);
     if (bytes <= usable) return block;
   }
-  // A small block stays as long as more than half of it is used.
-  if (is_aligned && !is_large && bytes <= usable && bytes >= usable / 2) return block;
+  // A small block stays as long as half of it is used, or there is no smaller one.
+  const bool stays_small =
+      !is_large && bytes <= usable && (bytes >= usable / 2 || usable == layout::kMinSlotBytes);
+  if (is_aligned && stays_small) return block;
   return impl_->move(address, usable, bytes, alignment);
 }
 

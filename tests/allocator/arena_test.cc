@@ -154,7 +154,8 @@ TEST(ArenaTest, allocate_and_deallocate_are_those_of_the_heap) {
 
 TEST(ArenaTest, exhaustion_names_the_arena_and_the_way_out) {
   Arena arena = create(8_MiB);
-  const auto r = arena.allocate(9_MiB);
+  ASSERT_TRUE(arena.allocate(5_MiB));
+  const auto r = arena.allocate(5_MiB);
   ASSERT_FALSE(r);
   EXPECT_EQ(r.error().code(), ErrorCode::out_of_memory);
   EXPECT_EQ(
@@ -162,6 +163,16 @@ TEST(ArenaTest, exhaustion_names_the_arena_and_the_way_out) {
       "the arena 'test' is exhausted: its reservation of 8388608 bytes or the machine's memory is "
       "used up. Reserve more when creating it, or free something.");
   EXPECT_TRUE(arena.allocate(1_MiB));
+}
+
+TEST(ArenaTest, a_block_that_can_never_fit_is_named_as_such) {
+  Arena arena = create(8_MiB);
+  const auto r = arena.allocate(9_MiB);
+  ASSERT_FALSE(r);
+  EXPECT_EQ(r.error().code(), ErrorCode::out_of_memory);
+  EXPECT_EQ(r.error().message(),
+            "a block of 9437184 bytes is more than the arena 'test' can ever hold: its reservation "
+            "is 8388608 bytes. Reserve more when creating it.");
 }
 
 TEST(ArenaTest, what_is_no_alignment_is_an_invalid_argument) {

@@ -92,6 +92,21 @@ TEST_F(HeapCorruptionTest, a_free_of_a_foreign_pointer_is_reported) {
   expect_report(&on_the_stack, "invalid free of ", ": outside the arena's data");
 }
 
+TEST_F(HeapCorruptionTest, a_reallocation_of_what_is_not_allocated_is_reported) {
+  std::byte* block = allocate(100);
+  std::byte* freed = allocate(100);
+  heap_->deallocate(freed);
+  int on_the_stack = 0;
+  const std::array<void*, 3> invalid = {freed, block + 16, &on_the_stack};
+  for (void* each : invalid) EXPECT_EQ(heap_->reallocate(each, 10'000), nullptr);
+  ASSERT_EQ(reports_.size(), invalid.size());
+  for (std::size_t i = 0; i < invalid.size(); ++i) {
+    EXPECT_EQ(reports_[i].block, invalid[i]);
+    EXPECT_THAT(reports_[i].message, testing::StartsWith("heap corruption: invalid reallocation"));
+  }
+  EXPECT_EQ(must(heap_->check()).live_blocks, 1U);
+}
+
 TEST_F(HeapCorruptionTest, what_was_live_keeps_its_content) {
   std::byte* block = allocate(100);
   block[0] = std::byte{7};

@@ -3,9 +3,12 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <barrier>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pagetide/allocator/arena.h"
@@ -101,6 +104,16 @@ TEST_P(ReallocateTest, a_block_that_cannot_grow_stays_as_it_is) {
   EXPECT_EQ(std::count(block, block + 1_MiB, std::byte{0x22}), 1_MiB);
 }
 
+// A quarter more of these would wrap around.
+TEST_P(ReallocateTest, sizes_near_the_end_of_all_numbers_are_refused) {
+  std::byte* block = allocate(1_MiB);
+  for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - 1_MiB, SIZE_MAX / 5 * 4,
+                                  SIZE_MAX / 5 * 4 + 1, SIZE_MAX / 5 * 4 + 100}) {
+    EXPECT_EQ(reallocate(block, bytes), nullptr) << bytes;
+  }
+  EXPECT_EQ(must(heap_->check()).live_bytes, 1_MiB);
+}
+
 TEST_P(ReallocateTest, content_is_kept_over_random_sizes) {
   RandomSource random;
   struct Block {
@@ -181,6 +194,54 @@ TEST(TrimTest, memory_of_empty_spans_goes_back_to_the_system) {
   EXPECT_EQ(stats.idle_bytes, 0U);
   EXPECT_EQ(stats.spans_in_use, 0U);
   EXPECT_EQ(heap->trim(), 0U);
+}
+
+// Each with spans of many sizes, all at the same time.
+TEST(ThreadEndTest, empty_spans_of_threads_that_ended_are_there_for_all) {
+  TestHeap heap(64_MiB, ClearPolicy::deferred);
+  std::barrier all_have_allocated(40);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 40; ++i) {
+    threads.emplace_back([&] {
+      std::vector<void*> blocks;
+      for (std::size_t bytes = 16; bytes <= 1024; bytes += 100)
+        blocks.push_back(heap->allocate(bytes));
+      all_have_allocated.arrive_and_wait();
+      for (void* block : blocks) heap->deallocate(block);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(must(heap->check()).spans_in_use, 0U);
+  EXPECT_NE(heap->allocate(60_MiB), nullptr);
+}
+
+// A thread fills the arena, and ends; of what it made little stays, in every span something. Who
+// frees is the one that ended or the one that allocates then.
+TEST(ThreadEndTest, slots_in_spans_of_a_thread_that_ended_are_used_when_nothing_else_is_left) {
+  for (const bool owner_frees : {true, false}) {
+    TestHeap heap(16_MiB, ClearPolicy::deferred);
+    heap->deallocate(heap->allocate(64));  // this thread has a heap of its own
+    std::vector<void*> blocks;
+    const auto free_most = [&] {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (i % 1000 != 0) heap->deallocate(blocks[i]);
+      }
+    };
+    std::thread([&] {
+      while (void* block = heap->allocate(64)) blocks.push_back(block);
+      if (owner_frees) free_most();
+    }).join();
+    if (!owner_frees) free_most();
+    const std::size_t free_slots = blocks.size() - blocks.size() / 1000 - 1;
+    std::size_t allocated = 0;
+    while (auto* block = static_cast<std::byte*>(heap->allocate(64))) {
+      ASSERT_TRUE(is_all_zero(block, 64));
+      std::memset(block, 0x77, 64);
+      ++allocated;
+    }
+    EXPECT_GE(allocated, free_slots);
+    must(heap->check());
+  }
 }
 
 TEST(TrimTest, an_arena_reallocates) {
