@@ -19,7 +19,7 @@ namespace pagetide::bench {
 
 namespace {
 
-constexpr int kFirstEpochs = 2;
+constexpr int kFirstEpochs = 100;
 constexpr int kEpochs = 5;
 
 class Objects {
