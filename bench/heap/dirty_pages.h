@@ -34,8 +34,8 @@ struct DirtyCounts {
 //
 // A million live objects of 16 to 256 bytes. Four phases follow one another on the same objects:
 // 10 000 and 50 000 replacements an epoch, each without and with updates of 1 % of the objects. New
-// objects are filled; an update changes 8 bytes at both ends. A hundred epochs of a phase come before
-// those that count.
+// objects are filled; an update changes 8 bytes at both ends. A hundred epochs of a phase come
+// before those that count.
 Result<std::vector<DirtyCounts>> measure_dirty_pages(OpenSource& heap, Scale scale);
 
 }  // namespace pagetide::bench
