@@ -159,8 +159,9 @@ void ThreadHeaps::detach(std::uint64_t thread) {
   for (std::size_t i = 1; i < count_; ++i) {
     if (heaps_[i].thread != thread) continue;
     heaps_[i].drain(tables_);
-    // Others may need them; what is in use in other spans waits for the next thread.
-    heaps_[i].release_empty_spans(tables_);
+    heaps_[i].put_slots_back(tables_);
+    // Its empty spans are not released here: threads may end while a snapshot is being taken, for
+    // which the span table has to stand still.
     heaps_[i].thread = 0;
   }
 }

@@ -59,8 +59,8 @@ class ThreadHeaps {
 
   std::size_t count() const { return count_; }
 
-  // For when nothing is to be had any more. Gives the empty spans of the heaps that belong to no
-  // thread to the supply; whether there was one.
+  // For when nothing is to be had any more, from inside a heap operation. Gives the empty spans of
+  // the heaps that belong to no thread to the supply; whether there was one.
   bool release_unowned();
   // Calls use(heap) for the heaps that belong to no thread until one returns true; whether one did.
   template <typename Use>
