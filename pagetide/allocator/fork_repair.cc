@@ -65,12 +65,7 @@ void repair_after_fork(HeapTables& tables, ThreadHeap& heir) {
   for (std::size_t span = 0; span < used;) span += repair_layout(tables, span, used);
   // Commits nothing: so many spans were in use before.
   (void)tables.supply.reset(used);
-  tables.heads.reset();
-  tables.mail.reset();
-  tables.states.reset();
-  tables.taken.reset();
-  tables.zero.reset();
-  tables.remote.reset();
+  tables.forget_volatile();
   for (std::size_t span = 0; span < used;) {
     const SpanEntry& e = tables.entry(span);
     const std::size_t run = e.kind == SpanKind::large ? e.run_spans : 1;

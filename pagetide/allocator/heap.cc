@@ -85,12 +85,7 @@ Result<void> Heap::Impl::rebuild() {
   if (auto r = layout::check_superblock(tables.superblock(), tables.region.range()); !r) return r;
   return threads->reset([this](ThreadHeap& heir) -> Result<void> {
     if (auto r = rebuild_supply(); !r) return r;
-    tables.heads.reset();
-    tables.mail.reset();
-    tables.states.reset();
-    tables.taken.reset();
-    tables.zero.reset();
-    tables.remote.reset();
+    tables.forget_volatile();
     const std::size_t used = tables.superblock().spans_used;
     for (std::size_t span = 0; span < used; ++span) {
       if (tables.entry(span).kind != SpanKind::small) continue;

@@ -51,4 +51,11 @@ Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
   return tables;
 }
 
+void HeapTables::forget_volatile() {
+  heads.reset();
+  mail.reset();
+  states.reset();
+  for (VirtualArray<std::uint64_t>* bits : {&taken, &zero, &remote}) bits->reset();
+}
+
 }  // namespace pagetide

@@ -223,6 +223,8 @@ class HeapTables {
            layout::kSpanBytes;
   }
   std::uint32_t takes() const { return takes_->load(std::memory_order_relaxed); }
+  // Drops what is rebuilt from the tables in the region: who owns which span, and what of it.
+  void forget_volatile();
   // The take that is to come, so that 0 stands for none.
   std::uint32_t epoch() const { return takes() + 1; }
 
