@@ -21,7 +21,10 @@ void run_pending_stop() {
 
 void request_stop_when_outside(void (*hook)()) {
   HeapActivity& mine = detail::heap_activity;
-  if (mine.inside.load(std::memory_order_relaxed) == 0) return hook();
+  if (mine.inside.load(std::memory_order_relaxed) == 0 &&
+      !mine.on_fast_path.load(std::memory_order_relaxed)) {
+    return hook();
+  }
   mine.pending.store(hook, std::memory_order_relaxed);
 }
 

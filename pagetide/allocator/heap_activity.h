@@ -14,6 +14,7 @@ namespace pagetide {
 // Only the thread itself and signal handlers on it look at this. So the order of a thread's own
 // steps is all that counts: nothing costs more than a plain store or load.
 struct HeapActivity {
+  std::atomic<bool> on_fast_path = false;
   std::atomic<std::uint32_t> inside = 0;  // operations within each other
   std::atomic<void (*)()> pending = nullptr;
 };
@@ -29,35 +30,43 @@ PAGETIDE_API void run_pending_stop();
 
 }  // namespace detail
 
-// The calling thread is inside a heap operation from here to leave_heap().
-inline void enter_heap() {
-  HeapActivity& mine = detail::heap_activity;
-  mine.inside.store(mine.inside.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  // What follows stays behind it, for a signal handler on this thread.
+// The calling thread is inside a heap operation while this lives. Others may lie within it.
+class InHeap {
+ public:
+  InHeap() {
+    HeapActivity& mine = detail::heap_activity;
+    mine.inside.store(mine.inside.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    // What follows stays behind it, for a signal handler on this thread.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  InHeap(const InHeap&) = delete;
+  InHeap& operator=(const InHeap&) = delete;
+  // A request that comes before the store is found after it; one that comes later is granted by the
+  // handler itself.
+  ~InHeap() {
+    HeapActivity& mine = detail::heap_activity;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    mine.inside.store(mine.inside.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (mine.pending.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
+      detail::run_pending_stop();
+    }
+  }
+};
+
+// The same for the fast paths, which call nothing, in one store each.
+inline void enter_fast_path() {
+  detail::heap_activity.on_fast_path.store(true, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
-
-// Whether there is a stop to be run; run_pending_stop() does it. A request that comes before the
-// store is found after it; one that comes later is granted by the handler itself.
-[[nodiscard]] inline bool leave_heap() {
+// Whether there is a stop to be run; run_pending_stop() does it.
+[[nodiscard]] inline bool leave_fast_path() {
   HeapActivity& mine = detail::heap_activity;
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  mine.inside.store(mine.inside.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  mine.on_fast_path.store(false, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   return mine.pending.load(std::memory_order_relaxed) != nullptr;
 }
-
-// The calling thread is inside a heap operation while this lives.
-class InHeap {
- public:
-  InHeap() { enter_heap(); }
-  InHeap(const InHeap&) = delete;
-  InHeap& operator=(const InHeap&) = delete;
-  ~InHeap() {
-    if (leave_heap()) [[unlikely]]
-      detail::run_pending_stop();
-  }
-};
 
 // Calls hook() on the calling thread: at once where it is not inside a heap operation, else when
 // it leaves the outermost one, before that returns to its caller. For signal handlers: takes no

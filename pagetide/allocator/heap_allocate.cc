@@ -108,6 +108,12 @@ Allocated Heap::Impl::allocate_or_make_room(std::size_t bytes, std::size_t align
   return allocated;
 }
 
+// Not to be inlined: then the fast path would have to save registers for it.
+[[gnu::noinline]] void* Heap::Impl::allocate_slowly(std::size_t bytes) noexcept {
+  const InHeap in_heap;
+  return allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
+}
+
 // The last resort: slots in spans of threads that have ended.
 Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t alignment) {
   const std::optional<std::size_t> size_class = size_class_for(bytes, alignment);
@@ -127,7 +133,7 @@ Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t align
 
 [[gnu::noinline]] void* clear_and_leave(std::byte* block, std::size_t bytes) noexcept {
   clear_memory(block, bytes);
-  return leave_heap() ? stop_before_return(block) : block;
+  return leave_fast_path() ? stop_before_return(block) : block;
 }
 
 // What nearly all calls of allocate() and deallocate() come to is here, without a call to anything
@@ -137,19 +143,19 @@ void* Heap::allocate(std::size_t bytes) noexcept {
   const detail::ThreadHeapLink& mine = detail::last_thread_heap;
   if (bytes <= layout::kTabledBytes && mine.heap_id == impl.id) [[likely]] {
     const std::size_t size_class = layout::tabled_size_class_of(bytes);
-    enter_heap();
+    enter_fast_path();
     if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
       slot->mark_allocated();
       std::byte* const block = slot->block();
       if (!slot->known_zero() && impl.tables.clears_late()) [[unlikely]] {
         return clear_and_leave(block, kSlotClasses[size_class].slot_bytes);
       }
-      if (leave_heap()) [[unlikely]]
+      if (leave_fast_path()) [[unlikely]]
         return stop_before_return(block);
       return block;
     }
     // The slow way asks again.
-    (void)leave_heap();
+    (void)leave_fast_path();
   }
   return impl.allocate_slowly(bytes);
 }

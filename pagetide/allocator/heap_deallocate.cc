@@ -104,7 +104,7 @@ void Heap::deallocate(void* block) noexcept {
     SpanHead& head = tables.heads[span];
     const std::size_t size_class = head.size_class;
     ThreadHeap& heap = *mine.thread_heap;
-    enter_heap();
+    enter_fast_path();
     if (heap.is_hot(tables, head, offset) && heap.has_room(size_class)) [[likely]] {
       const SlotClass& slots = kSlotClasses[size_class];
       const std::uint64_t place = slot_and_fraction(offset, slots);
@@ -120,12 +120,12 @@ void Heap::deallocate(void* block) noexcept {
           clear_and_leave(address, slots.slot_bytes);
           return;
         }
-        if (leave_heap()) [[unlikely]]
+        if (leave_fast_path()) [[unlikely]]
           stop_before_return(address);
         return;
       }
     }
-    (void)leave_heap();
+    (void)leave_fast_path();
   }
   impl.deallocate(block);
 }

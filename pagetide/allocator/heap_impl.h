@@ -34,10 +34,7 @@ struct Heap::Impl {
   Allocated allocate(std::size_t bytes, std::size_t alignment);
   Allocated allocate_or_make_room(std::size_t bytes, std::size_t alignment);
   // The same; to be called at the end of a function.
-  void* allocate_slowly(std::size_t bytes) noexcept {
-    const InHeap in_heap;
-    return allocate_or_make_room(bytes, layout::kMinSlotBytes).block;
-  }
+  void* allocate_slowly(std::size_t bytes) noexcept;
   Allocated allocate_small(std::size_t size_class);
   Allocated allocate_from(ThreadHeap& heap, std::size_t size_class);
   Allocated allocate_from_unowned(std::size_t bytes, std::size_t alignment);
