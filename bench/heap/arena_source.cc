@@ -9,27 +9,26 @@ namespace {
 
 using namespace literals;
 
-// Functions of the table take no object.
-Arena* the_arena = nullptr;
+// Functions of the table take no object. What Arena adds to its heap is inlined into its callers;
+// here it could not be.
+Heap* the_heap = nullptr;
 
 void* allocate(std::size_t bytes) {
-  const Result<void*> block = the_arena->allocate(bytes);
-  return block ? *block : nullptr;
+  return the_heap->allocate(bytes);
 }
 
 void deallocate(void* block) {
-  the_arena->deallocate(block);
+  the_heap->deallocate(block);
 }
 
 void* reallocate(void* block, std::size_t, std::size_t new_bytes) {
-  const Result<void*> moved = the_arena->reallocate(block, new_bytes);
-  return moved ? *moved : nullptr;
+  return the_heap->reallocate(block, new_bytes);
 }
 
 class ArenaSource final : public OpenSource {
  public:
-  explicit ArenaSource(Arena arena) : arena_(std::move(arena)) { the_arena = &arena_; }
-  ~ArenaSource() override { the_arena = nullptr; }
+  explicit ArenaSource(Arena arena) : arena_(std::move(arena)) { the_heap = &arena_.heap(); }
+  ~ArenaSource() override { the_heap = nullptr; }
 
   Source table() const override { return {&allocate, &deallocate, &reallocate}; }
   Arena* arena() override { return &arena_; }

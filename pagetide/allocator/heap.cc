@@ -126,7 +126,7 @@ Result<void> Heap::Impl::refresh_span(std::size_t span, ThreadHeap& heir) {
   return {};
 }
 
-Heap::Heap(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Heap::Heap(std::unique_ptr<Impl> impl) : impl_(std::move(impl)), id_(impl_->id) {}
 Heap::~Heap() = default;
 
 Result<void> Heap::commit_image(Region& region, std::size_t bytes) {

@@ -176,6 +176,8 @@ class PAGETIDE_API Heap {
   struct Impl;
   explicit Heap(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  std::uint64_t
+      id_;  // of no other heap in this process, ever; here, so that the way to it is short
 };
 
 }  // namespace pagetide

@@ -14,16 +14,29 @@ namespace pagetide {
 // Only the thread itself and signal handlers on it look at this. So the order of a thread's own
 // steps is all that counts: nothing costs more than a plain store or load.
 struct HeapActivity {
-  std::atomic<bool> on_fast_path = false;
+  // 0: not on a fast path; kOnFastPath; one more where there is also a stop to be run.
+  std::atomic<std::uint8_t> fast_path = 0;
   std::atomic<std::uint32_t> inside = 0;  // operations within each other
   std::atomic<void (*)()> pending = nullptr;
+
+  static constexpr std::uint8_t kOnFastPath = 1;
+};
+
+class ThreadHeap;
+
+// What a thread is to the heaps of the process.
+struct HeapThread {
+  // The heap that it used last, and its part of it. 0: none.
+  std::uint64_t heap_id = 0;
+  ThreadHeap* thread_heap = nullptr;
+  HeapActivity activity;
 };
 
 namespace detail {
 
 // Found without a call, which a signal handler could not make: the first access by another model
 // may allocate.
-[[gnu::tls_model("initial-exec")]] extern constinit thread_local HeapActivity heap_activity;
+[[gnu::tls_model("initial-exec")]] extern constinit thread_local HeapThread heap_thread;
 
 // Kept out of line: it is hardly ever called.
 PAGETIDE_API void run_pending_stop();
@@ -34,7 +47,7 @@ PAGETIDE_API void run_pending_stop();
 class InHeap {
  public:
   InHeap() {
-    HeapActivity& mine = detail::heap_activity;
+    HeapActivity& mine = detail::heap_thread.activity;
     mine.inside.store(mine.inside.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     // What follows stays behind it, for a signal handler on this thread.
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -44,7 +57,7 @@ class InHeap {
   // A request that comes before the store is found after it; one that comes later is granted by the
   // handler itself.
   ~InHeap() {
-    HeapActivity& mine = detail::heap_activity;
+    HeapActivity& mine = detail::heap_thread.activity;
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mine.inside.store(mine.inside.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -54,18 +67,32 @@ class InHeap {
   }
 };
 
-// The same for the fast paths, which call nothing, in one store each.
-inline void enter_fast_path() {
-  detail::heap_activity.on_fast_path.store(true, std::memory_order_relaxed);
+// The same for the fast paths, which call nothing: a thread that is on one is on no other, and not
+// inside anything else.
+inline void enter_fast_path(HeapActivity& mine) {
+  mine.fast_path.store(HeapActivity::kOnFastPath, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
-// Whether there is a stop to be run; run_pending_stop() does it.
-[[nodiscard]] inline bool leave_fast_path() {
-  HeapActivity& mine = detail::heap_activity;
+// Whether there is a stop to be run: run_pending_stop() does it.
+[[nodiscard]] inline bool leave_fast_path(HeapActivity& mine) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  mine.on_fast_path.store(false, std::memory_order_relaxed);
+#if defined(__x86_64__)
+  // No signal can come in the middle of an instruction; the language has no such operation that is
+  // not atomic for other threads too, which costs ten times as much.
+  static_assert(sizeof(mine.fast_path) == 1);
+  bool has_pending;
+  asm volatile("decb %0" : "+m"(mine.fast_path), "=@ccnz"(has_pending) : : "memory");
+  return has_pending;
+#else
+  mine.fast_path.store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   return mine.pending.load(std::memory_order_relaxed) != nullptr;
+#endif
+}
+// It goes on as InHeap, at once: a stop is run when that ends.
+inline void turn_off_fast_path(HeapActivity& mine) {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mine.fast_path.store(0, std::memory_order_relaxed);
 }
 
 // Calls hook() on the calling thread: at once where it is not inside a heap operation, else when

@@ -32,9 +32,11 @@ Allocated Heap::Impl::clear_late(Allocated allocated, std::size_t size_class) co
 
 Allocated Heap::Impl::allocate_from(ThreadHeap& heap, std::size_t size_class) {
   for (;;) {
-    if (const FreeSlot* slot = heap.pop(size_class)) {
-      slot->mark_allocated();
-      return {slot->block(), slot->known_zero()};
+    FreeStack& stack = heap.stack(size_class);
+    if (!stack.empty()) {
+      const FreeSlot slot = *--stack.top;
+      slot.mark_allocated();
+      return {slot.block(), slot.ordinary() == tables.clears};
     }
     if (!heap.refill(tables, size_class)) return {};
   }
@@ -131,33 +133,44 @@ Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t align
   return block;
 }
 
-[[gnu::noinline]] void* clear_and_leave(std::byte* block, std::size_t bytes) noexcept {
+[[gnu::noinline]] void* clear_and_leave(void* block, std::size_t bytes) noexcept {
   clear_memory(block, bytes);
-  return leave_fast_path() ? stop_before_return(block) : block;
+  return leave_fast_path(detail::heap_thread.activity) ? stop_before_return(block) : block;
 }
+
+namespace {
+
+// A slot that is not ordinary: under deferred it is cleared now.
+[[gnu::noinline]] void* hand_out(const FreeSlot& slot, bool clears, std::size_t bytes) noexcept {
+  if (clears) return clear_and_leave(slot.block(), bytes);
+  return leave_fast_path(detail::heap_thread.activity) ? stop_before_return(slot.block())
+                                                       : slot.block();
+}
+
+}  // namespace
 
 // What nearly all calls of allocate() and deallocate() come to is here, without a call to anything
 // else but at the end, so that no register need be saved: what is longer begins anew elsewhere.
+// Instructions count: while a program waits for memory, the CPU goes on with what comes next only
+// as far as its window reaches.
 void* Heap::allocate(std::size_t bytes) noexcept {
-  Impl& impl = *impl_;
-  const detail::ThreadHeapLink& mine = detail::last_thread_heap;
-  if (bytes <= layout::kTabledBytes && mine.heap_id == impl.id) [[likely]] {
-    const std::size_t size_class = layout::tabled_size_class_of(bytes);
-    enter_fast_path();
-    if (const FreeSlot* slot = mine.thread_heap->pop(size_class)) [[likely]] {
-      slot->mark_allocated();
-      std::byte* const block = slot->block();
-      if (!slot->known_zero() && impl.tables.clears_late()) [[unlikely]] {
-        return clear_and_leave(block, kSlotClasses[size_class].slot_bytes);
-      }
-      if (leave_fast_path()) [[unlikely]]
+  HeapThread& mine = detail::heap_thread;
+  if (bytes <= layout::kTabledBytes && mine.heap_id == id_) [[likely]] {
+    FreeStack& stack = mine.thread_heap->stack(layout::tabled_size_class_of(bytes));
+    enter_fast_path(mine.activity);
+    if (!stack.empty()) [[likely]] {
+      const FreeSlot& slot = *--stack.top;
+      slot.mark_allocated();
+      if (!slot.ordinary()) [[unlikely]]
+        return hand_out(slot, impl_->tables.clears_late(), stack.slot_bytes);
+      std::byte* const block = slot.ordinary_block();
+      if (leave_fast_path(mine.activity)) [[unlikely]]
         return stop_before_return(block);
       return block;
     }
-    // The slow way asks again.
-    (void)leave_fast_path();
+    turn_off_fast_path(mine.activity);
   }
-  return impl.allocate_slowly(bytes);
+  return impl_->allocate_slowly(bytes);
 }
 
 void* Heap::allocate(std::size_t bytes, std::size_t alignment) noexcept {

@@ -94,40 +94,38 @@ void Heap::Impl::refuse(std::string_view what, const void* block, std::string_vi
 
 // See Heap::allocate().
 void Heap::deallocate(void* block) noexcept {
-  Impl& impl = *impl_;
-  HeapTables& tables = impl.tables;
+  HeapTables& tables = impl_->tables;
   const std::size_t in_data = tables.data_offset_of(block);
-  const detail::ThreadHeapLink& mine = detail::last_thread_heap;
-  if (in_data < tables.data_bytes() && mine.heap_id == impl.id) [[likely]] {
+  HeapThread& mine = detail::heap_thread;
+  if (in_data < tables.data_bytes() && mine.heap_id == id_) [[likely]] {
     const std::size_t span = in_data / kSpanBytes;
-    const std::size_t offset = in_data % kSpanBytes;
     SpanHead& head = tables.heads[span];
-    const std::size_t size_class = head.size_class;
     ThreadHeap& heap = *mine.thread_heap;
-    enter_fast_path();
-    if (heap.is_hot(tables, head, offset) && heap.has_room(size_class)) [[likely]] {
-      const SlotClass& slots = kSlotClasses[size_class];
-      const std::uint64_t place = slot_and_fraction(offset, slots);
-      const std::size_t slot = place >> 32U;
-      std::uint64_t& bits = tables.word(span, slot / 64);
-      const std::uint64_t marked = load_shared(bits);
-      if (is_slot_start(place, slots) && (marked >> (slot % 64) & 1U) != 0) [[likely]] {
-        auto* const address = static_cast<std::byte*>(block);
+    enter_fast_path(mine.activity);
+    if (heap.is_hot(tables, head, in_data)) [[likely]] {
+      FreeStack& stack = heap.stack(head.size_class);
+      const std::uint64_t place = slot_and_fraction(in_data % kSpanBytes, stack.reciprocal);
+      const std::uint64_t bit = tables.bit_of_slot(span, place >> 32U);
+      std::uint64_t& word = bit_word(bit);
+      const std::uint64_t marked = load_shared(word);
+      const std::uint64_t others = marked & ~bit_mask(bit);
+      if (is_slot_start(place, stack.reciprocal) && others != marked && stack.has_room())
+          [[likely]] {
         // Its line is noted as changed already: a slot of the page was handed out in this epoch.
-        store_shared(bits, marked & ~(std::uint64_t{1} << (slot % 64)));
-        heap.push(size_class, {address, tables.clears, bits, slot % 64});
+        store_shared(word, others);
+        stack.push({static_cast<std::byte*>(block), true, bit});
         if (tables.clears) {
-          clear_and_leave(address, slots.slot_bytes);
+          clear_and_leave(block, stack.slot_bytes);
           return;
         }
-        if (leave_fast_path()) [[unlikely]]
-          stop_before_return(address);
+        if (leave_fast_path(mine.activity)) [[unlikely]]
+          stop_before_return(block);
         return;
       }
     }
-    (void)leave_fast_path();
+    turn_off_fast_path(mine.activity);
   }
-  impl.deallocate(block);
+  impl_->deallocate(block);
 }
 
 void Heap::deallocate_batch(std::span<void* const> blocks) noexcept {

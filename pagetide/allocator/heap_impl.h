@@ -28,7 +28,7 @@ struct Heap::Impl {
 
   // The calling thread's; nullptr: see ThreadHeaps.
   ThreadHeap* my_heap() {
-    const detail::ThreadHeapLink& last = detail::last_thread_heap;
+    const HeapThread& last = detail::heap_thread;
     return last.heap_id == id ? last.thread_heap : threads->find_or_attach();
   }
   Allocated allocate(std::size_t bytes, std::size_t alignment);
@@ -68,6 +68,6 @@ struct Heap::Impl {
 // The ends of allocate() and deallocate() when there is something left to do; functions of their
 // own, so that those need save no register.
 void* stop_before_return(void* block) noexcept;
-void* clear_and_leave(std::byte* block, std::size_t bytes) noexcept;
+void* clear_and_leave(void* block, std::size_t bytes) noexcept;
 
 }  // namespace pagetide

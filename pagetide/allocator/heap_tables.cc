@@ -15,6 +15,8 @@ HeapTables::HeapTables(Region& r, const layout::Geometry& g, SpanSupply s, Clear
       base_(r.base()),
       entries_(reinterpret_cast<layout::SpanEntry*>(base_ + g.spans_offset)),
       bitmaps_(base_ + g.bitmaps_offset),
+      first_bit_(reinterpret_cast<std::uintptr_t>(bitmaps_) * 8),
+      group_bits_(g.group_bytes * 8),
       data_(base_ + g.data_offset),
       data_bytes_(g.span_count * layout::kSpanBytes),
       takes_(&r.tracker().take_count()) {}

@@ -28,6 +28,15 @@ inline void store_shared(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref(word).store(value, std::memory_order_relaxed);
 }
 
+// A bit in memory is named by one number, 64 x (the address of its word / 8) + its place in there:
+// one register holds it, and shifts by the whole number are shifts by the place.
+inline std::uint64_t& bit_word(std::uint64_t bit) {
+  return *reinterpret_cast<std::uint64_t*>((bit >> 6U) << 3U);
+}
+constexpr std::uint64_t bit_mask(std::uint64_t bit) {
+  return std::uint64_t{1} << (bit & 63U);
+}
+
 // Lists of spans, and references to one, hold its index + 1.
 using SpanLink = std::uint32_t;
 inline constexpr SpanLink kNoSpan = 0;
@@ -38,7 +47,9 @@ struct alignas(16) SpanHead {
   // In the upper half the number of a ThreadHeap, 0: none; in the lower one an epoch: in that one
   // slots of `written_pages` were handed out, so these pages are dirty, or will be.
   std::uint64_t owner_and_epoch;
-  std::uint16_t written_pages;  // bit p: the p-th sixteenth of the span, which is a page
+  // Bit p, and bit 16 + p: the p-th sixteenth of the span, which is a page. Twice, so that who
+  // shifts by the page of an address in the arena need not take the span away from it.
+  std::uint32_t written_pages;
   std::uint8_t size_class;
   bool tail_is_zero;  // the bytes behind the last slot are known to be zero
 };
@@ -60,9 +71,11 @@ inline std::uint32_t owner_of(SpanHead& span) {
 inline std::uint32_t epoch_of(SpanHead& span) {
   return static_cast<std::uint32_t>(load_shared(span.owner_and_epoch));
 }
+// `pages`: the lower half of written_pages.
 inline void set_owner(SpanHead& span, std::uint32_t owner, std::uint32_t epoch,
-                      std::uint16_t written_pages) {
-  std::atomic_ref(span.written_pages).store(written_pages, std::memory_order_relaxed);
+                      std::uint16_t pages) {
+  std::atomic_ref(span.written_pages)
+      .store(pages | std::uint32_t{pages} << 16U, std::memory_order_relaxed);
   store_shared(span.owner_and_epoch, owner_and_epoch(owner, epoch));
 }
 
@@ -81,9 +94,10 @@ struct SpanState {
 // The smallest page there is. On systems with larger ones a bit says less than it could.
 inline constexpr std::size_t kSpanPageBytes = layout::kSpanBytes / 16;
 
+// Of the span itself, or of all data: only where in a span it is counts.
 inline bool has_written_page(SpanHead& head, std::size_t offset) {
   const std::uint32_t pages = std::atomic_ref(head.written_pages).load(std::memory_order_relaxed);
-  return (pages >> offset / kSpanPageBytes & 1U) != 0;
+  return (pages >> (offset / kSpanPageBytes % 32) & 1U) != 0;
 }
 
 // Whether slots of the page at `offset` of the span were handed out in this epoch, so that it is
@@ -92,52 +106,40 @@ inline bool is_written_in(SpanHead& head, std::uint32_t epoch, std::size_t offse
   return epoch_of(head) == epoch && has_written_page(head, offset);
 }
 
-// What the fast paths want to know of a size class, in one place.
-struct alignas(16) SlotClass {
-  std::uint32_t slot_bytes;
-  // By which offset / slot_bytes, for offsets inside a span, is a multiplication.
-  std::uint32_t reciprocal;
-  std::uint32_t stack_limit_bytes;  // of free slots that a thread keeps, as FreeSlot
-};
-// Room for all slots of a word, and one that stays unused, so that a full stack differs from an
-// empty one.
-inline constexpr std::uint32_t kStackSlots = 128;
-inline constexpr std::uint32_t kFreeSlotBytes = 16;
-inline constexpr std::array<SlotClass, layout::kSizeClasses> kSlotClasses = [] {
-  // Large blocks fill a stack sooner: it is no place to keep memory.
-  constexpr std::uint32_t kMostStackedBytes = std::uint32_t{256} << 10U;
-  std::array<SlotClass, layout::kSizeClasses> classes{};
+// By which offset / slot_bytes, for offsets inside a span, is a multiplication.
+inline constexpr std::array<std::uint32_t, layout::kSizeClasses> kReciprocals = [] {
+  std::array<std::uint32_t, layout::kSizeClasses> reciprocals{};
   for (std::size_t c = 0; c < layout::kSizeClasses; ++c) {
-    const std::uint32_t bytes = layout::kSlotBytes[c];
-    classes[c] = {bytes, static_cast<std::uint32_t>((std::uint64_t{1} << 32) / bytes + 1),
-                  std::min(kStackSlots - 1, kMostStackedBytes / bytes) * kFreeSlotBytes};
+    reciprocals[c] =
+        static_cast<std::uint32_t>((std::uint64_t{1} << 32) / layout::kSlotBytes[c] + 1);
   }
-  return classes;
+  return reciprocals;
 }();
 
 // A slot and a fraction of it, in units of 2^-32: where an offset inside a span is.
-constexpr std::uint64_t slot_and_fraction(std::size_t offset, const SlotClass& slots) {
-  return offset * std::uint64_t{slots.reciprocal};
+constexpr std::uint64_t slot_and_fraction(std::size_t offset, std::uint32_t reciprocal) {
+  return offset * std::uint64_t{reciprocal};
 }
 // Whether an offset is that of a slot, and not of a byte inside one: the reciprocal is a little too
 // large, by which the fraction of a slot's first byte is less than that of one byte.
-constexpr bool is_slot_start(std::uint64_t slot_and_fraction, const SlotClass& slots) {
-  return static_cast<std::uint32_t>(slot_and_fraction) < slots.reciprocal;
+constexpr bool is_slot_start(std::uint64_t slot_and_fraction, std::uint32_t reciprocal) {
+  return static_cast<std::uint32_t>(slot_and_fraction) < reciprocal;
 }
 constexpr std::size_t slot_of(std::size_t offset, std::size_t size_class) {
-  return slot_and_fraction(offset, kSlotClasses[size_class]) >> 32U;
+  return slot_and_fraction(offset, kReciprocals[size_class]) >> 32U;
 }
 
 constexpr bool reciprocals_are_exact(std::size_t size_class) {
-  const SlotClass& slots = kSlotClasses[size_class];
+  const std::uint32_t reciprocal = kReciprocals[size_class];
+  const std::size_t slot_bytes = layout::kSlotBytes[size_class];
   for (std::size_t slot = 0; slot < layout::slots_per_span(size_class); ++slot) {
-    const std::size_t first = slot * slots.slot_bytes;
-    const std::size_t last = first + slots.slot_bytes - 1;
+    const std::size_t first = slot * slot_bytes;
+    const std::size_t last = first + slot_bytes - 1;
     if (slot_of(first, size_class) != slot || slot_of(last, size_class) != slot) return false;
-    if (!is_slot_start(slot_and_fraction(first, slots), slots)) return false;
+    if (!is_slot_start(slot_and_fraction(first, reciprocal), reciprocal)) return false;
     // The smallest fraction of the others, and the largest.
-    if (is_slot_start(slot_and_fraction(first + 1, slots), slots)) return false;
-    if (is_slot_start(slot_and_fraction(last, slots), slots)) return false;
+    if (is_slot_start(slot_and_fraction(first + 1, reciprocal), reciprocal)) return false;
+    if (is_slot_start(slot_and_fraction(last, reciprocal), reciprocal)) return false;
   }
   return true;
 }
@@ -191,6 +193,11 @@ class HeapTables {
                             span * layout::kBytesPerGroupLine;
     return reinterpret_cast<std::uint64_t*>(line)[index % layout::kWordsPerGroup];
   }
+  // The same, as the number of a bit in the address space; see bit_word().
+  std::uint64_t bit_of_slot(std::size_t span, std::size_t slot) const {
+    constexpr std::size_t kGroupSlots = layout::kBytesPerGroupLine * 8;
+    return first_bit_ + slot / kGroupSlots * group_bits_ + span * kGroupSlots + slot % kGroupSlots;
+  }
   std::uint64_t& taken_word(std::size_t span, std::size_t index) {
     return taken[volatile_index(span, index)];
   }
@@ -241,6 +248,8 @@ class HeapTables {
   std::byte* const base_;
   layout::SpanEntry* const entries_;
   std::byte* const bitmaps_;
+  const std::uint64_t first_bit_;   // of the bitmaps
+  const std::uint64_t group_bits_;  // from a group of the bitmaps to the next
   std::byte* const data_;
   const std::size_t data_bytes_;
   const std::atomic<std::uint32_t>* const takes_;  // of the tracker

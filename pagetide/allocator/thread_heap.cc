@@ -38,11 +38,16 @@ std::atomic_ref<SpanLink> link_ref(SpanLink& link) {
 }  // namespace
 
 void ThreadHeap::begin(std::uint32_t number) {
-  static_assert(sizeof(FreeSlot) == kFreeSlotBytes);
   number_ = number;
   // Epochs are takes + 1.
   owner_and_takes_ = owner_and_epoch(number, 1);
-  empty_stacks();
+  // Large blocks fill a stack sooner: it is no place to keep memory.
+  constexpr std::size_t kMostStackedBytes = std::size_t{256} << 10U;
+  for (std::size_t c = 0; c < stacks_.size(); ++c) {
+    FreeSlot* const bottom = stacked_[c].data();
+    stacks_[c] = {bottom, bottom, bottom + std::min(kStackSlots, kMostStackedBytes / kSlotBytes[c]),
+                  kSlotBytes[c], kReciprocals[c]};
+  }
 }
 
 void ThreadHeap::forget() {
@@ -52,7 +57,7 @@ void ThreadHeap::forget() {
 }
 
 void ThreadHeap::empty_stacks() {
-  for (std::size_t c = 0; c < tops_.size(); ++c) tops_[c] = stacks_[c].data();
+  for (FreeStack& stack : stacks_) stack.top = stack.bottom;
 }
 
 // --- choosing ---------------------------------------------------------------------------------
@@ -63,7 +68,7 @@ bool ThreadHeap::refill(HeapTables& tables, std::size_t size_class) {
   leave_current(tables, size_class);
   // Only now: until here nobody else is waited for. It may fill the stack.
   drain(tables);
-  if (!is_empty(tops_[size_class])) return true;
+  if (!stacks_[size_class].empty()) return true;
   return choose_span(tables, size_class) && stack_from_current(tables, size_class);
 }
 
@@ -133,21 +138,25 @@ bool ThreadHeap::stack_from_word(HeapTables& tables, std::size_t size_class, std
   state.free_slots = static_cast<std::uint16_t>(state.free_slots - count);
   c.free_slots -= count;
   std::byte* const first = tables.span_data(span) + index * 64 * slot_bytes;
-  std::uint64_t& bits = tables.word(span, index);
+  const std::uint64_t first_bit = tables.bit_of_slot(span, index * 64);
   while (free != 0) {
     const auto bit = 63 - static_cast<std::size_t>(std::countl_zero(free));
     free &= ~(std::uint64_t{1} << bit);
-    *tops_[size_class]++ = {first + bit * slot_bytes, (zero >> bit & 1U) != 0, bits, bit};
+    const bool known_zero = (zero >> bit & 1U) != 0;
+    stacks_[size_class].push(
+        {first + bit * slot_bytes, known_zero == tables.clears, first_bit + bit});
   }
   return true;
 }
 
 void ThreadHeap::put_stack_back(HeapTables& tables, std::size_t size_class) {
-  while (!is_empty(tops_[size_class])) {
-    const FreeSlot slot = *--tops_[size_class];
+  FreeStack& stack = stacks_[size_class];
+  while (!stack.empty()) {
+    const FreeSlot slot = *--stack.top;
     const std::size_t span = tables.span_of(slot.block());
     const auto offset = static_cast<std::size_t>(slot.block() - tables.span_data(span));
-    put_back(tables, span, size_class, slot_of(offset, size_class), slot.known_zero());
+    put_back(tables, span, size_class, slot_of(offset, size_class),
+             slot.ordinary() == tables.clears);
   }
 }
 
@@ -414,8 +423,7 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
   Class& c = classes_[size_class];
   const std::size_t slot_bytes = kSlotBytes[size_class];
   const std::size_t offset = index * 64 * slot_bytes;
-  FreeSlot*& top = tops_[size_class];
-  const std::uint32_t limit = kSlotClasses[size_class].stack_limit_bytes;
+  FreeStack& stack = stacks_[size_class];
   // Who has freed them has cleared them; under deferred he may not have known that the page is
   // dirty.
   const bool known_zero = tables.clear == ClearPolicy::on_free;
@@ -428,11 +436,12 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
   store_shared(bits, load_shared(bits) & ~freed);
   std::uint64_t put_back = freed;
   if (epoch_of(head) == tables.epoch() && c.epoch == tables.epoch()) {
-    for (std::uint64_t rest = freed; rest != 0 && stacked_bytes(top) < limit; rest &= rest - 1) {
+    for (std::uint64_t rest = freed; rest != 0 && stack.has_room(); rest &= rest - 1) {
       const auto bit = static_cast<std::size_t>(std::countr_zero(rest));
       const std::size_t at = offset + bit * slot_bytes;
       if (!has_written_page(head, at)) continue;
-      *top++ = {tables.span_data(span) + at, known_zero, bits, bit};
+      stack.push({tables.span_data(span) + at, known_zero == tables.clears,
+                  tables.bit_of_slot(span, index * 64 + bit)});
       put_back &= ~(rest & (~rest + 1));
     }
   }

@@ -9,29 +9,45 @@
 
 namespace pagetide {
 
-// A free slot of a thread, with the word of the bitmap in which it is marked, so that handing it
-// out computes nothing.
+// A free slot of a thread, with the bit by which it is marked, so that handing it out computes
+// nothing.
 class FreeSlot {
  public:
   FreeSlot() = default;
-  FreeSlot(std::byte* block, bool known_zero, std::uint64_t& bits, std::size_t bit)
-      : block_and_zero_(reinterpret_cast<std::uintptr_t>(block) |
-                        static_cast<std::uintptr_t>(known_zero)),
-        bits_and_bit_(reinterpret_cast<std::uintptr_t>(&bits) | bit << kBitShift) {}
+  // Ordinary is a slot that needs no second look when it is handed out: under `never` one of which
+  // nothing is known, under the other policies one that is known to be zero.
+  FreeSlot(std::byte* block, bool ordinary, std::uint64_t bit)
+      : block_and_flag_(reinterpret_cast<std::uintptr_t>(block) |
+                        static_cast<std::uintptr_t>(!ordinary)),
+        bit_(bit) {}
+  bool ordinary() const { return (block_and_flag_ & 1U) == 0; }
   std::byte* block() const {
-    return reinterpret_cast<std::byte*>(block_and_zero_ & ~std::uintptr_t{1});
+    return reinterpret_cast<std::byte*>(block_and_flag_ & ~std::uintptr_t{1});
   }
-  bool known_zero() const { return (block_and_zero_ & 1U) != 0; }
+  // block() of an ordinary one.
+  std::byte* ordinary_block() const { return reinterpret_cast<std::byte*>(block_and_flag_); }
   void mark_allocated() const {
-    auto& bits = *reinterpret_cast<std::uint64_t*>(bits_and_bit_ << kBitBits >> kBitBits);
-    store_shared(bits, load_shared(bits) | std::uint64_t{1} << (bits_and_bit_ >> kBitShift));
+    std::uint64_t& word = bit_word(bit_);
+    store_shared(word, load_shared(word) | bit_mask(bit_));
   }
 
  private:
-  static constexpr unsigned kBitBits = 6;
-  static constexpr unsigned kBitShift = 64 - kBitBits;  // addresses have at most 57 bits
-  std::uintptr_t block_and_zero_;                       // blocks are aligned to 16 bytes
-  std::uintptr_t bits_and_bit_;
+  std::uintptr_t block_and_flag_;  // blocks are aligned to 16 bytes
+  std::uint64_t bit_;
+};
+
+// The free slots of one size class that a thread hands out next, the one freed last on top; with
+// what else the fast paths want to know of the class, in one place.
+struct FreeStack {
+  FreeSlot* top;  // the next free place
+  FreeSlot* bottom;
+  FreeSlot* limit;
+  std::uint32_t slot_bytes;
+  std::uint32_t reciprocal;  // see kReciprocals
+
+  bool empty() const { return top == bottom; }
+  bool has_room() const { return top < limit; }
+  void push(const FreeSlot& slot) { *top++ = slot; }
 };
 
 // What one thread allocates small blocks from: spans of its own, and of each size class a stack of
@@ -52,27 +68,16 @@ class ThreadHeap {
   // The thread that it belongs to; 0: none. Under the lock of ThreadHeaps.
   std::uint64_t thread = 0;
 
-  // Takes the top of the stack of a class. nullptr: it is empty.
-  FreeSlot* pop(std::size_t size_class) {
-    FreeSlot*& top = tops_[size_class];
-    if (is_empty(top)) [[unlikely]]
-      return nullptr;
-    return --top;
-  }
+  FreeStack& stack(std::size_t size_class) { return stacks_[size_class]; }
   // Puts slots on the empty stack; false: there are none.
   bool refill(HeapTables& tables, std::size_t size_class);
 
-  // Whether a block of a span can be freed by push(): the span is of this heap, and the page is
-  // dirty anyway.
+  // Whether a block of a span can be put on the stack: the span is of this heap, and the page is
+  // dirty anyway. `offset` is that of the block in its span, or in all data.
   bool is_hot(HeapTables& tables, SpanHead& head, std::size_t offset) const {
     return load_shared(head.owner_and_epoch) == owner_and_takes_ + tables.takes() &&
            has_written_page(head, offset);
   }
-  bool has_room(std::size_t size_class) const {
-    return stacked_bytes(tops_[size_class]) < kSlotClasses[size_class].stack_limit_bytes;
-  }
-  // There is room.
-  void push(std::size_t size_class, const FreeSlot& slot) { *tops_[size_class]++ = slot; }
   // Any other block of a span of this heap. A free into a clean page writes nothing there unless
   // the policy is on_free.
   void free_local(HeapTables& tables, std::size_t span, std::size_t size_class, std::size_t slot);
@@ -118,12 +123,6 @@ class ThreadHeap {
     Lists cold;  // the others
   };
 
-  // Stacks are aligned to their size: an address says how full one is.
-  using Stack = std::array<FreeSlot, kStackSlots>;
-  static std::size_t stacked_bytes(const FreeSlot* top) {
-    return reinterpret_cast<std::uintptr_t>(top) % sizeof(Stack);
-  }
-  static bool is_empty(const FreeSlot* top) { return stacked_bytes(top) == 0; }
   void empty_stacks();
 
   bool stack_from_current(HeapTables& tables, std::size_t size_class);
@@ -149,12 +148,13 @@ class ThreadHeap {
 
   std::uint32_t number_ = 0;
   std::uint64_t owner_and_takes_ = 0;  // and the tracker's takes: what the head of a hot span says
-  // The next free place of each stack. Apart from the stacks: these are used all the time.
-  std::array<FreeSlot*, layout::kSizeClasses> tops_{};
+  // Apart from what they hold: these are used all the time.
+  alignas(sizeof(FreeStack)) std::array<FreeStack, layout::kSizeClasses> stacks_{};
   // Spans with remote frees, most recent first. The one thing here that others write to.
   alignas(64) SpanLink freed_ = kNoSpan;
   alignas(64) std::array<Class, layout::kSizeClasses> classes_{};
-  alignas(sizeof(Stack)) std::array<Stack, layout::kSizeClasses> stacks_{};
+  static constexpr std::size_t kStackSlots = 127;
+  std::array<std::array<FreeSlot, kStackSlots>, layout::kSizeClasses> stacked_{};
 };
 
 }  // namespace pagetide

@@ -13,7 +13,6 @@ namespace pagetide {
 
 namespace detail {
 
-constinit thread_local ThreadHeapLink last_thread_heap{};
 constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks> thread_heap_links{};
 
 }  // namespace detail
@@ -70,7 +69,7 @@ struct AtThreadEnd {
   ~AtThreadEnd() {
     const InHeap in_heap;
     this_thread.ended = true;
-    detail::last_thread_heap = {};
+    detail::heap_thread.heap_id = 0;
     detail::thread_heap_links = {};
     registry.thread_ends(this_thread.token);
   }
@@ -133,7 +132,8 @@ ThreadHeap* ThreadHeaps::find_or_attach() {
     if (heap == nullptr) return nullptr;
     link = {id_, heap};
   }
-  detail::last_thread_heap = link;
+  detail::heap_thread.heap_id = link.heap_id;
+  detail::heap_thread.thread_heap = link.thread_heap;
   return link.thread_heap;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "pagetide/allocator/heap_activity.h"
 #include "pagetide/allocator/heap_tables.h"
 #include "pagetide/allocator/thread_heap.h"
 #include "pagetide/base/error.h"
@@ -20,9 +21,8 @@ struct ThreadHeapLink {
   ThreadHeap* thread_heap;
 };
 inline constexpr std::size_t kThreadHeapLinks = 4;
-// Of the heap that it used last, and of the few it used before. Found without a call: a library
-// that is loaded with the program has room for such variables.
-[[gnu::tls_model("initial-exec")]] extern constinit thread_local ThreadHeapLink last_thread_heap;
+// Of the few heaps that it used. Found without a call: a library that is loaded with the program
+// has room for such variables.
 [[gnu::tls_model(
     "initial-exec")]] extern constinit thread_local std::array<ThreadHeapLink, kThreadHeapLinks>
     thread_heap_links;
@@ -45,7 +45,7 @@ class ThreadHeaps {
 
   std::uint64_t id() const { return id_; }
   // The calling thread's; nullptr: it has none, because it is ending or because there are too many,
-  // and must use the shared one. If it has one, it is last_thread_heap from now on.
+  // and must use the shared one. If it has one, heap_thread says so from now on.
   ThreadHeap* find_or_attach();
   // Calls use(the shared heap), under its lock.
   template <typename Use>
