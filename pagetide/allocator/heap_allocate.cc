@@ -24,7 +24,7 @@ Allocated Heap::Impl::allocate_small(std::size_t size_class) {
 // What the policy wants to be cleared before it is handed out.
 Allocated Heap::Impl::clear_late(Allocated allocated, std::size_t size_class) const {
   if (allocated.block != nullptr && !allocated.known_zero && tables.clears_late()) {
-    clear_memory(allocated.block, kSlotBytes[size_class]);
+    clear_slot(allocated.block, kSlotBytes[size_class]);
     allocated.known_zero = true;
   }
   return allocated;
@@ -134,7 +134,7 @@ Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t align
 }
 
 [[gnu::noinline]] void* clear_and_leave(void* block, std::size_t bytes) noexcept {
-  clear_memory(block, bytes);
+  clear_slot(block, bytes);
   return leave_fast_path(detail::heap_thread.activity) ? stop_before_return(block) : block;
 }
 

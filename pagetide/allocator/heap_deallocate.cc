@@ -46,7 +46,7 @@ void Heap::Impl::deallocate(void* block) noexcept {
   refuse("heap corruption: invalid free of ", block, ": nothing is allocated there");
 }
 
-// Steps R1 and R2 of the protocol in docs/heap.md.
+// Steps R0 to R2 of the protocol in docs/heap.md.
 void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* block) {
   SpanHead& head = tables.heads[span];
   const std::size_t index = slot / 64;
@@ -57,7 +57,9 @@ void Heap::Impl::free_remotely(std::size_t span, std::size_t slot, std::byte* bl
   }
   const std::size_t slot_bytes = kSlotBytes[head.size_class];
   if (tables.clears_on_free(is_written_in(head, tables.epoch(), slot * slot_bytes))) {
-    clear_memory(block, slot_bytes);
+    clear_slot(block, slot_bytes);
+  } else if (tables.clears) {
+    std::atomic_ref(tables.uncleared_word(span, index)).fetch_or(mask, std::memory_order_relaxed);
   }
   ThreadHeap& owner = threads->by_number(owner_of(head));
   const std::uint64_t before = remote.fetch_or(mask, std::memory_order_acq_rel);

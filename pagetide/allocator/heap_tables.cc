@@ -44,7 +44,8 @@ Result<HeapTables> HeapTables::create(Region& region, ClearPolicy clear) {
   auto states = VirtualArray<SpanState>::create(geometry->span_count);
   if (!states) return propagate(states);
   tables.states = std::move(*states);
-  for (VirtualArray<std::uint64_t>* bits : {&tables.taken, &tables.zero, &tables.remote}) {
+  for (VirtualArray<std::uint64_t>* bits :
+       {&tables.taken, &tables.zero, &tables.remote, &tables.uncleared}) {
     auto words = VirtualArray<std::uint64_t>::create(geometry->span_count * layout::kBitmapGroups *
                                                      layout::kWordsPerGroup);
     if (!words) return propagate(words);
@@ -57,7 +58,7 @@ void HeapTables::forget_volatile() {
   heads.reset();
   mail.reset();
   states.reset();
-  for (VirtualArray<std::uint64_t>* bits : {&taken, &zero, &remote}) bits->reset();
+  for (VirtualArray<std::uint64_t>* bits : {&taken, &zero, &remote, &uncleared}) bits->reset();
 }
 
 }  // namespace pagetide

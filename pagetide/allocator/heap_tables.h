@@ -182,6 +182,7 @@ class HeapTables {
   VirtualArray<std::uint64_t> taken;
   VirtualArray<std::uint64_t> zero;
   VirtualArray<std::uint64_t> remote;
+  VirtualArray<std::uint64_t> uncleared;  // of `remote`: not cleared though the policy clears
   const ClearPolicy clear;
   const bool clears;  // at some time or other
   unsigned slack_percent = kDefaultSlackPercent;
@@ -206,6 +207,9 @@ class HeapTables {
   }
   std::uint64_t& remote_word(std::size_t span, std::size_t index) {
     return remote[volatile_index(span, index)];
+  }
+  std::uint64_t& uncleared_word(std::size_t span, std::size_t index) {
+    return uncleared[volatile_index(span, index)];
   }
   // Whether a slot that is freed is cleared now; else before it is used again, or never.
   bool clears_on_free(bool page_is_dirty) const {

@@ -261,7 +261,7 @@ void ThreadHeap::free_local(HeapTables& tables, std::size_t span, std::size_t si
   const std::size_t offset = slot * slot_bytes;
   const bool clears =
       tables.clears_on_free(is_written_in(tables.heads[span], tables.epoch(), offset));
-  if (clears) clear_memory(tables.span_data(span) + offset, slot_bytes);
+  if (clears) clear_slot(tables.span_data(span) + offset, slot_bytes);
   tables.note_word(span, slot / 64);
   std::uint64_t& bits = tables.word(span, slot / 64);
   store_shared(bits, load_shared(bits) & ~(std::uint64_t{1} << (slot % 64)));
@@ -415,6 +415,19 @@ void ThreadHeap::drain(HeapTables& tables) {
   }
 }
 
+namespace {
+
+// Which of the freed slots their threads have left as they were.
+std::uint64_t take_uncleared(HeapTables& tables, std::size_t span, std::size_t index,
+                             std::uint64_t freed) {
+  std::atomic_ref word(tables.uncleared_word(span, index));
+  const std::uint64_t uncleared = word.load(std::memory_order_relaxed) & freed;
+  if (uncleared != 0) word.fetch_and(~uncleared, std::memory_order_relaxed);
+  return uncleared;
+}
+
+}  // namespace
+
 // Those in pages that are dirty anyway are the next ones to be used, as if freed by this thread.
 void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index,
                          std::uint64_t freed) {
@@ -424,9 +437,8 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
   const std::size_t slot_bytes = kSlotBytes[size_class];
   const std::size_t offset = index * 64 * slot_bytes;
   FreeStack& stack = stacks_[size_class];
-  // Who has freed them has cleared them; under deferred he may not have known that the page is
-  // dirty.
-  const bool known_zero = tables.clear == ClearPolicy::on_free;
+  const std::uint64_t cleared =
+      tables.clears ? freed & ~take_uncleared(tables, span, index, freed) : 0;
   tables.note_word(span, index);
   std::uint64_t& bits = tables.word(span, index);
   if ((freed & ~load_shared(bits)) != 0) {
@@ -440,13 +452,14 @@ void ThreadHeap::take_in(HeapTables& tables, std::size_t span, std::size_t index
       const auto bit = static_cast<std::size_t>(std::countr_zero(rest));
       const std::size_t at = offset + bit * slot_bytes;
       if (!has_written_page(head, at)) continue;
+      const bool known_zero = (cleared >> bit & 1U) != 0;
       stack.push({tables.span_data(span) + at, known_zero == tables.clears,
                   tables.bit_of_slot(span, index * 64 + bit)});
       put_back &= ~(rest & (~rest + 1));
     }
   }
   tables.taken_word(span, index) &= ~put_back;
-  if (known_zero) tables.zero_word(span, index) |= put_back;
+  tables.zero_word(span, index) |= put_back & cleared;
   add_free(tables, span, size_class, bit_count(put_back));
 }
 

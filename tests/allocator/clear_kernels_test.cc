@@ -204,5 +204,40 @@ TEST(ClearMemoryPropertyTest, exact_behind_a_guard_page) {
   expect_exact_behind_a_guard_page(kClearMemory);
 }
 
+// clear_slot() under each kernel that can be forced.
+class ClearSlotTest : public ClearKernelPropertyTest {
+ protected:
+  void SetUp() override {
+    ClearKernelPropertyTest::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_TRUE(force_clear_kernel(GetParam()));
+  }
+  void TearDown() override { ASSERT_TRUE(force_clear_kernel(ClearKernel::automatic)); }
+};
+
+INSTANTIATE_TEST_SUITE_P(all, ClearSlotTest,
+                         testing::ValuesIn(all_clear_kernels().begin(), all_clear_kernels().end()),
+                         test_name);
+
+void expect_exact_at_every_slot_size() {
+  const Pattern pattern(kSmallBytes);
+  const Mapping memory(2);
+  for (std::size_t bytes = 16; bytes <= kSmallBytes; bytes += 16) {
+    for (std::size_t alignment = 0; alignment < kLineBytes; ++alignment) {
+      const std::string wrong = pattern.check(address(memory, 0), kGuardBytes + alignment, bytes,
+                                              kGuardBytes, clear_slot);
+      ASSERT_EQ(wrong, "") << bytes << " bytes at alignment " << alignment;
+    }
+  }
+}
+
+TEST_P(ClearSlotTest, exact_at_every_slot_size) {
+  expect_exact_at_every_slot_size();
+}
+
+TEST(ClearSlotByChoiceTest, exact_at_every_slot_size) {
+  expect_exact_at_every_slot_size();
+}
+
 }  // namespace
 }  // namespace pagetide

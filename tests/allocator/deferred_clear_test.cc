@@ -98,6 +98,36 @@ TEST_P(DeferredClearTest, every_block_is_handed_out_zero) {
   }
 }
 
+// Calls free(block) for each on another thread.
+void free_elsewhere(TestHeap& heap, const std::vector<std::byte*>& blocks) {
+  std::thread([&] {
+    for (std::byte* block : blocks) heap->deallocate(block);
+  }).join();
+}
+
+TEST_P(DeferredClearTest, what_another_thread_freed_in_a_clean_page_is_handed_out_zero) {
+  const std::vector<std::byte*> blocks = allocate(300);
+  end_epoch();
+  free_elsewhere(heap_, blocks);
+  for (int i = 0; i < 400; ++i) {
+    auto* block = static_cast<std::byte*>(heap_->allocate(GetParam()));
+    ASSERT_TRUE(is_all_zero(block, heap_->usable_size(block))) << i;
+  }
+}
+
+// Which a program can see by writing to memory that is not its own any more.
+TEST(DeferredClearSpanTest, what_another_thread_cleared_is_not_cleared_again) {
+  constexpr std::size_t kBytes = 512;
+  TestHeap heap(64_MiB, ClearPolicy::deferred);
+  std::vector<std::byte*> blocks(layout::kSpanBytes / kBytes);
+  for (std::byte*& block : blocks) block = static_cast<std::byte*>(heap->allocate(kBytes));
+  free_elsewhere(heap, blocks);
+  for (std::byte* block : blocks) *block = kSecret;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(*static_cast<std::byte*>(heap->allocate(kBytes)), kSecret) << i;
+  }
+}
+
 // Nor by one that hands memory out again.
 TEST_P(DeferredClearTest, no_page_is_written_to_but_those_of_blocks_that_are_handed_out) {
   std::vector<std::byte*> blocks = allocate(GetParam() < 10'000 ? 3000 : 1000);

@@ -20,6 +20,7 @@ namespace {
 constexpr const char* kVariable = "PAGETIDE_CLEAR_KERNEL";
 
 void choose_and_clear(void* block, std::size_t bytes) noexcept;
+void choose_and_clear_slot(void* block, std::size_t bytes) noexcept;
 
 }  // namespace
 
@@ -33,6 +34,8 @@ constinit ClearTable uncached_clear_table = {
     {kNoClearLimit, kNoClearLimit},
     {choose_and_clear, choose_and_clear, choose_and_clear},
 };
+
+constinit std::atomic<ClearKernelFunction> clear_slot_function = choose_and_clear_slot;
 
 void clear_large(const ClearTable& table, void* block, std::size_t bytes) noexcept {
   const bool beyond_second = bytes > table.last_bytes[1].load(std::memory_order_relaxed);
@@ -165,7 +168,22 @@ void install(const ClearBands& bands, detail::ClearTable& table) {
   }
 }
 
+void clear_any_slot(void* block, std::size_t bytes) noexcept {
+  clear_memory(block, bytes);
+}
+
+// Where AVX2 is what clears small blocks, or its successor.
+ClearKernelFunction slot_function_for(const ClearPlan& plan) {
+#if defined(__x86_64__)
+  const ClearKernel small = plan.cached[0].kernel;
+  if (small == ClearKernel::avx2 || small == ClearKernel::avx512) return clear_kernels::avx2_slot;
+#endif
+  (void)plan;
+  return clear_any_slot;
+}
+
 void install(const ClearPlan& plan) {
+  detail::clear_slot_function.store(slot_function_for(plan), std::memory_order_relaxed);
   install(plan.cached, detail::cached_clear_table);
   install(plan.uncached, detail::uncached_clear_table);
 }
@@ -193,6 +211,11 @@ bool choose() {
 // a getenv() that somebody interposed may allocate and so come back here.
 void choose_and_clear(void* block, std::size_t bytes) noexcept {
   if (choose()) return clear_memory(block, bytes);
+  clear_kernels::memset(block, bytes);
+}
+
+void choose_and_clear_slot(void* block, std::size_t bytes) noexcept {
+  if (choose()) return clear_slot(block, bytes);
   clear_kernels::memset(block, bytes);
 }
 

@@ -23,6 +23,9 @@ void sse2(void* block, std::size_t bytes) noexcept;
 void avx2(void* block, std::size_t bytes) noexcept;
 void avx512(void* block, std::size_t bytes) noexcept;
 
+// slot_kernels.cc. Multiples of 16 bytes, not 0.
+void avx2_slot(void* block, std::size_t bytes) noexcept;
+
 // uncached_kernels.cc
 void nontemporal(void* block, std::size_t bytes) noexcept;
 void clzero(void* block, std::size_t bytes) noexcept;
