@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "pagetide/allocator/clear/clear.h"
+#include "pagetide/allocator/clear/slot_kernels.h"
 #include "pagetide/allocator/heap_impl.h"
 #include "pagetide/allocator/run_zeroing.h"
 
@@ -133,7 +134,19 @@ Allocated Heap::Impl::allocate_from_unowned(std::size_t bytes, std::size_t align
   return block;
 }
 
+#if defined(__x86_64__)
+__attribute__((target("avx2"), noinline)) static void* clear_by_avx2_and_leave(
+    void* block, std::size_t bytes) noexcept {
+  clear_kernels::store_zeros_in_slot(block, bytes);
+  return leave_fast_path(detail::heap_thread.activity) ? stop_before_return(block) : block;
+}
+#endif
+
 [[gnu::noinline]] void* clear_and_leave(void* block, std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+  if (detail::clear_slots_by_avx2.load(std::memory_order_relaxed)) [[likely]]
+    return clear_by_avx2_and_leave(block, bytes);
+#endif
   clear_slot(block, bytes);
   return leave_fast_path(detail::heap_thread.activity) ? stop_before_return(block) : block;
 }

@@ -36,6 +36,7 @@ constinit ClearTable uncached_clear_table = {
 };
 
 constinit std::atomic<ClearKernelFunction> clear_slot_function = choose_and_clear_slot;
+constinit std::atomic<bool> clear_slots_by_avx2 = false;
 
 void clear_large(const ClearTable& table, void* block, std::size_t bytes) noexcept {
   const bool beyond_second = bytes > table.last_bytes[1].load(std::memory_order_relaxed);
@@ -173,17 +174,19 @@ void clear_any_slot(void* block, std::size_t bytes) noexcept {
 }
 
 // Where AVX2 is what clears small blocks, or its successor.
-ClearKernelFunction slot_function_for(const ClearPlan& plan) {
-#if defined(__x86_64__)
+void install_slot_function(const ClearPlan& plan) {
   const ClearKernel small = plan.cached[0].kernel;
-  if (small == ClearKernel::avx2 || small == ClearKernel::avx512) return clear_kernels::avx2_slot;
+  const bool by_avx2 = small == ClearKernel::avx2 || small == ClearKernel::avx512;
+  ClearKernelFunction function = clear_any_slot;
+#if defined(__x86_64__)
+  if (by_avx2) function = clear_kernels::avx2_slot;
 #endif
-  (void)plan;
-  return clear_any_slot;
+  detail::clear_slot_function.store(function, std::memory_order_relaxed);
+  detail::clear_slots_by_avx2.store(by_avx2, std::memory_order_relaxed);
 }
 
 void install(const ClearPlan& plan) {
-  detail::clear_slot_function.store(slot_function_for(plan), std::memory_order_relaxed);
+  install_slot_function(plan);
   install(plan.cached, detail::cached_clear_table);
   install(plan.uncached, detail::uncached_clear_table);
 }

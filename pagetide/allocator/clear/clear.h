@@ -41,8 +41,9 @@ struct ClearTable {
 extern PAGETIDE_API ClearTable cached_clear_table;
 extern PAGETIDE_API ClearTable uncached_clear_table;
 
-// What clear_slot() does.
+// What clear_slot() does, and whether that is AVX2's: who can inline it saves the call.
 extern PAGETIDE_API std::atomic<ClearKernelFunction> clear_slot_function;
+extern PAGETIDE_API std::atomic<bool> clear_slots_by_avx2;
 
 // For what exceeds the first limit.
 PAGETIDE_API void clear_large(const ClearTable& table, void* block, std::size_t bytes) noexcept;
