@@ -1,7 +1,8 @@
-// small_churn, pareto, large: one thread replaces random blocks.
+// small_churn, two_churns, pareto, large: a thread replaces random blocks.
 
 #include <array>
 #include <cmath>
+#include <thread>
 
 #include "bench/heap/own_table.h"
 #include "bench/heap/random.h"
@@ -71,13 +72,37 @@ class Churn final : public Workload {
   OwnTable<TaggedBlock> blocks_;
 };
 
+class TwoChurns final : public Workload {
+ public:
+  explicit TwoChurns(const ChurnPlan& plan) : first_(plan), second_(plan) {}
+
+  std::uint64_t run() override {
+    std::uint64_t by_second = 0;
+    std::thread thread([&] { by_second = second_.run(); });
+    const std::uint64_t by_first = first_.run();
+    thread.join();
+    return by_first + by_second;
+  }
+
+ private:
+  Churn first_;
+  Churn second_;
+};
+
+ChurnPlan small_churn(Scale scale) {
+  // The product of two uniform numbers: half of the sizes are below 110 bytes.
+  const auto draw = [](Random& random) { return 16 + random.below(1 + random.below(497)); };
+  return {scale.of(50'000), scale.of(400'000), draw_sizes(draw), false};
+}
+
 }  // namespace
 
 std::unique_ptr<Workload> make_small_churn(Scale scale) {
-  // The product of two uniform numbers: half of the sizes are below 110 bytes.
-  const auto draw = [](Random& random) { return 16 + random.below(1 + random.below(497)); };
-  return std::make_unique<Churn>(
-      ChurnPlan{scale.of(50'000), scale.of(400'000), draw_sizes(draw), false});
+  return std::make_unique<Churn>(small_churn(scale));
+}
+
+std::unique_ptr<Workload> make_two_churns(Scale scale) {
+  return std::make_unique<TwoChurns>(small_churn(scale));
 }
 
 std::unique_ptr<Workload> make_pareto(Scale scale) {

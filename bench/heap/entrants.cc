@@ -30,6 +30,11 @@ HeapEntrant compiled_in(std::string name, bool is_there, const std::string& pack
           1};
 }
 
+HeapEntrant clearing(HeapEntrant entrant) {
+  entrant.source = "malloc_clears";
+  return entrant;
+}
+
 #if defined(PAGETIDE_HAS_INTERPROCESS)
 constexpr bool kHasInterprocess = true;
 #else
@@ -62,6 +67,7 @@ std::vector<HeapEntrant> heap_entrants() {
       preloaded("jemalloc_tuned", PAGETIDE_LIBJEMALLOC, "libjemalloc2",
                 {{"MALLOC_CONF", kTunedJemalloc}}),
       preloaded("mimalloc", PAGETIDE_LIBMIMALLOC, "libmimalloc2.0"),
+      clearing(preloaded("mimalloc_clears", PAGETIDE_LIBMIMALLOC, "libmimalloc2.0")),
       preloaded("tcmalloc", PAGETIDE_LIBTCMALLOC, "libtcmalloc-minimal4"),
       compiled_in("interprocess", kHasInterprocess, "libboost-dev"),
       // As on persistent memory: cache lines are flushed, and no msync is called.

@@ -16,6 +16,7 @@ struct HeapEntrant {
 
   unsigned portions = 3;  // of the work in a run; the slow ones do less
 
+  bool clears_by_memset() const { return source == "malloc_clears"; }
   bool is_arena() const { return source.starts_with("arena"); }
 };
 

@@ -8,7 +8,8 @@
 namespace pagetide::bench {
 
 Result<std::unique_ptr<OpenSource>> open_source(std::string_view name) {
-  if (name == "malloc") return open_malloc_source();
+  if (name == "malloc") return open_malloc_source(false);
+  if (name == "malloc_clears") return open_malloc_source(true);
   if (name == "arena") return open_arena_source(ClearPolicy::deferred);
   if (constexpr std::string_view slack = "arena_slack_"; name.starts_with(slack)) {
     const std::string percent(name.substr(slack.size()));

@@ -37,6 +37,7 @@ class OpenSource {
 };
 
 // `malloc`         what the process has: glibc's, or that of a preloaded library
+// `malloc_clears`  the same, each block cleared by memset before it is freed
 // `arena`          an arena as it is made by default, under ClearPolicy::deferred
 // `arena_clears`   the same under ClearPolicy::on_free
 // `arena_keeps`    the same under ClearPolicy::never
@@ -47,7 +48,7 @@ class OpenSource {
 Result<std::unique_ptr<OpenSource>> open_source(std::string_view name);
 
 // What open_source() chooses from.
-std::unique_ptr<OpenSource> open_malloc_source();
+std::unique_ptr<OpenSource> open_malloc_source(bool clears);
 Result<std::unique_ptr<OpenSource>> open_arena_source(
     ClearPolicy clear, unsigned slack_percent = kDefaultSlackPercent);
 Result<std::unique_ptr<OpenSource>> open_interprocess_source();

@@ -8,9 +8,9 @@ using Maker = std::unique_ptr<Workload> (*)(Scale);
 
 // In the order of kWorkloads.
 constexpr std::array<Maker, kWorkloads.size()> kMakers = {
-    &make_small_churn,       &make_pareto,       &make_large,         &make_server,
-    &make_producer_consumer, &make_thread_storm, &make_false_sharing, &make_growth,
-    &make_containers,        &make_parsing};
+    &make_small_churn, &make_two_churns,        &make_pareto,       &make_large,
+    &make_server,      &make_producer_consumer, &make_thread_storm, &make_false_sharing,
+    &make_growth,      &make_containers,        &make_parsing};
 
 }  // namespace
 

@@ -12,7 +12,8 @@ namespace pagetide::bench {
 // What the worker can run. Threads: at most two at a time, four in thread_storm.
 //
 //   small_churn        a random one of 50 000 blocks of 16 to 512 bytes, mostly small, is replaced
-//   pareto             the same with 20 000 blocks of Pareto sizes, 16 bytes to 64 KiB
+//   two_churns         the same by two threads, each with blocks of its own
+//   pareto             small_churn with 20 000 blocks of Pareto sizes, 16 bytes to 64 KiB
 //   large              the same with 32 blocks of 64 KiB to 1 MiB; every page of a block is written
 //   server             threads replace random blocks (16 to 1024 bytes) of tables that the next
 //                      threads take over, so that many frees come from another thread (as larson)
@@ -24,8 +25,8 @@ namespace pagetide::bench {
 //   containers         map, unordered_map, list, deque, and strings in a vector are built, changed,
 //                      and destroyed
 //   parsing            text in the syntax of Debian's package index becomes records of strings
-inline constexpr std::array<std::string_view, 10> kWorkloads = {
-    "small_churn",  "pareto",        "large",  "server",     "producer_consumer",
+inline constexpr std::array<std::string_view, 11> kWorkloads = {
+    "small_churn",  "two_churns",    "pareto", "large",      "server", "producer_consumer",
     "thread_storm", "false_sharing", "growth", "containers", "parsing"};
 
 // Not of this kind: it counts pages (dirty_pages.h).
@@ -60,6 +61,7 @@ std::unique_ptr<Workload> make_workload(std::string_view name, Scale scale);
 
 // What make_workload() chooses from, a file each.
 std::unique_ptr<Workload> make_small_churn(Scale scale);
+std::unique_ptr<Workload> make_two_churns(Scale scale);
 std::unique_ptr<Workload> make_pareto(Scale scale);
 std::unique_ptr<Workload> make_large(Scale scale);
 std::unique_ptr<Workload> make_server(Scale scale);
