@@ -26,7 +26,7 @@ update() {
   while IFS= read -r line; do
     [[ $line != '<!-- end -->' ]] || skipping=0
     ((skipping)) || printf '%s\n' "$line"
-    if [[ $line =~ ^'<!-- '(bench_[a-z]+)' -->'$ && -e $results/${BASH_REMATCH[1]}.json ]]; then
+    if [[ $line =~ ^'<!-- '(bench_[a-z_]+)' -->'$ && -e $results/${BASH_REMATCH[1]}.json ]]; then
       block "${BASH_REMATCH[1]}"
       skipping=1
     fi

@@ -42,6 +42,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "allocator/thread_heaps.h" EXCLUDE
   PATTERN "allocator/clear/clear_plan.h" EXCLUDE
   PATTERN "allocator/clear/kernel_functions.h" EXCLUDE
+  PATTERN "allocator/clear/slot_kernels.h" EXCLUDE
   PATTERN "snapshot/draft.h" EXCLUDE
   PATTERN "snapshot/format.h" EXCLUDE
   PATTERN "snapshot/heap_draft.h" EXCLUDE

@@ -23,7 +23,7 @@ std::uint64_t SpanSupply::coarse_ms() {
 }
 
 SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry, ClearPolicy clear,
-                       Clock clock, std::array<SpanBits, 4> bits)
+                       Clock clock, std::array<SpanBits, 5> bits)
     : region_(&region),
       geometry_(geometry),
       clear_(clear),
@@ -31,7 +31,8 @@ SpanSupply::SpanSupply(Region& region, const layout::Geometry& geometry, ClearPo
       used_(std::move(bits[0])),
       zero_(std::move(bits[1])),
       given_back_(std::move(bits[2])),
-      idle_(std::move(bits[3])) {}
+      idle_(std::move(bits[3])),
+      reserved_(std::move(bits[4])) {}
 
 SpanSupply::SpanSupply(SpanSupply&& other) noexcept
     : region_(other.region_),
@@ -42,16 +43,19 @@ SpanSupply::SpanSupply(SpanSupply&& other) noexcept
       zero_(std::move(other.zero_)),
       given_back_(std::move(other.given_back_)),
       idle_(std::move(other.idle_)),
+      reserved_(std::move(other.reserved_)),
       used_count_(other.used_count_),
       recently_used_(other.recently_used_),
       idle_count_(other.idle_count_),
       lowest_free_(other.lowest_free_),
       committed_(other.committed_),
+      lowest_open_(other.lowest_open_),
+      reserved_end_(other.reserved_end_),
       touched_(other.touched_) {}
 
 Result<SpanSupply> SpanSupply::create(Region& region, const layout::Geometry& geometry,
                                       ClearPolicy clear, Clock clock) {
-  std::array<SpanBits, 4> bits;
+  std::array<SpanBits, 5> bits;
   for (SpanBits& each : bits) {
     auto made = SpanBits::create(divide_up(geometry.span_count, 64));
     if (!made) return propagate(made);
@@ -70,28 +74,48 @@ std::size_t SpanSupply::align_index(std::size_t index, std::size_t alignment) co
 }
 
 // The first used span of [from, end), or end.
-std::size_t SpanSupply::next_used(std::size_t from, std::size_t end) const {
+std::size_t SpanSupply::next_used(std::size_t from, std::size_t end, Reserved reserved) const {
+  const bool by_reservation = reserved == Reserved::counts_as_used;
   while (from < end) {
-    const std::uint64_t word = used_[from / 64] >> (from % 64);
+    const std::uint64_t used = used_[from / 64] | (by_reservation ? reserved_[from / 64] : 0);
+    const std::uint64_t word = used >> (from % 64);
     if (word != 0) return std::min(end, from + static_cast<std::size_t>(std::countr_zero(word)));
     from = round_down(from, 64) + 64;
   }
   return end;
 }
 
-// The lowest aligned run of free spans that lies below `limit` or reaches beyond its end.
+// The lowest aligned run of free spans. None is used from `high_water` on.
 std::optional<std::size_t> SpanSupply::find_free(std::size_t count, std::size_t alignment,
-                                                 std::size_t limit) const {
-  std::size_t first = align_index(lowest_free_, alignment);
+                                                 std::size_t high_water, Reserved reserved) const {
+  const bool by_reservation = reserved == Reserved::counts_as_used;
+  const std::size_t limit = by_reservation ? std::max(high_water, reserved_end_) : high_water;
+  std::size_t first = align_index(by_reservation ? lowest_open_ : lowest_free_, alignment);
   while (first + count <= geometry_.span_count) {
     const std::size_t end = std::min(first + count, limit);
-    std::size_t blocker = next_used(first, end);
+    std::size_t blocker = next_used(first, end, reserved);
     if (blocker >= end) return first;
     // Past the whole run of used spans: most are long.
-    while (blocker < limit && is_used(blocker)) ++blocker;
+    while (blocker < limit && (is_used(blocker) || (by_reservation && test(reserved_, blocker)))) {
+      ++blocker;
+    }
     first = align_index(blocker, alignment);
   }
   return std::nullopt;
+}
+
+// What is reserved is taken when there is nothing else.
+std::optional<std::size_t> SpanSupply::find_free(std::size_t count, std::size_t alignment,
+                                                 std::size_t high_water) const {
+  const auto first = find_free(count, alignment, high_water, Reserved::counts_as_used);
+  return first ? first : find_free(count, alignment, high_water, Reserved::is_free);
+}
+
+// As far as it lies in the region.
+SpanSupply::SpanRange SpanSupply::block_of(std::size_t span) const {
+  const std::size_t end = align_index(span + 1, kBlockSpans);
+  const std::size_t first = end > kBlockSpans ? end - kBlockSpans : 0;
+  return {first, std::min(end, geometry_.span_count) - first};
 }
 
 Result<void> SpanSupply::commit_to(std::size_t end) {
@@ -138,6 +162,23 @@ std::optional<SpanRun> SpanSupply::allocate(std::size_t count, std::size_t align
   return take(*first, *first + count, high_water);
 }
 
+std::optional<SpanRun> SpanSupply::allocate_near(std::size_t neighbour, std::uint64_t& high_water) {
+  {
+    const RankedLock lock(mutex_);
+    const SpanRange near = block_of(neighbour);
+    for (std::size_t span = near.first; span < near.end(); ++span) {
+      if (!is_used(span)) return take(span, span + 1, high_water);
+    }
+    const auto block = find_free(kBlockSpans, kBlockSpans, high_water, Reserved::counts_as_used);
+    if (block) {
+      set_bits(reserved_.span(), {*block, kBlockSpans});
+      reserved_end_ = std::max(reserved_end_, *block + kBlockSpans);
+      return take(*block, *block + 1, high_water);
+    }
+  }
+  return allocate(1, 1, high_water);
+}
+
 std::optional<bool> SpanSupply::extend(std::size_t first, std::size_t count, std::size_t wanted,
                                        std::uint64_t& high_water) {
   const RankedLock lock(mutex_);
@@ -145,7 +186,7 @@ std::optional<bool> SpanSupply::extend(std::size_t first, std::size_t count, std
   const std::size_t end = first + wanted;
   if (end > geometry_.span_count) return std::nullopt;
   const std::size_t known_end = std::min<std::size_t>(end, high_water);
-  if (next_used(begin, known_end) < known_end) return std::nullopt;
+  if (next_used(begin, known_end, Reserved::is_free) < known_end) return std::nullopt;
   const auto run = take(begin, end, high_water);
   if (!run) return std::nullopt;
   return run->known_zero;
@@ -164,6 +205,10 @@ std::optional<SpanRun> SpanSupply::take(std::size_t first, std::size_t end,
   recently_used_.grow_to(used_count_);
   if (first <= lowest_free_) {
     while (lowest_free_ < end && is_used(lowest_free_)) ++lowest_free_;
+  }
+  while (lowest_open_ < std::max(touched_, reserved_end_) &&
+         (is_used(lowest_open_) || test(reserved_, lowest_open_))) {
+    ++lowest_open_;
   }
   return SpanRun{first, known_zero};
 }
@@ -224,6 +269,10 @@ void SpanSupply::note_free(SpanRange run, Came came) {
   clear_bits(used_.span(), run);
   used_count_ -= run.count;
   lowest_free_ = std::min(lowest_free_, run.first);
+  // A reservation is for spans that were never used since: what comes back is for everybody.
+  const std::size_t first = block_of(run.first).first;
+  clear_bits(reserved_.span(), {first, block_of(run.end() - 1).end() - first});
+  lowest_open_ = std::min(lowest_open_, first);
 }
 
 void SpanSupply::release(std::size_t first, std::size_t count, RunContent content) {
@@ -253,6 +302,8 @@ Result<void> SpanSupply::reset(std::size_t high_water) {
   used_.reset();
   zero_.reset();
   idle_.reset();
+  reserved_.reset();
+  lowest_open_ = reserved_end_ = 0;
   used_count_ = 0;
   idle_count_ = 0;
   lowest_free_ = 0;

@@ -11,6 +11,7 @@
 #include "pagetide/allocator/run_zeroing.h"
 #include "pagetide/base/lock_rank.h"
 #include "pagetide/base/virtual_array.h"
+#include "pagetide/tracker/hot_pages.h"
 
 namespace pagetide {
 
@@ -34,6 +35,9 @@ class SpanSupply {
  public:
   // Commits in steps of this many spans (2 MiB).
   static constexpr std::size_t kCommitSpans = 32;
+  // What allocate_near() keeps together: the block by which the tracker decides what to arm
+  // (HotPages::kBlockBytes).
+  static constexpr std::size_t kBlockSpans = HotPages::kBlockBytes / layout::kSpanBytes;
   // Free spans that stay in memory: this many (32 MiB), or as many as this part of those in use. Of
   // a heap that was larger in the last second or two (RecentPeak) so many that with those in use
   // they are half as much again as it was, because giving memory back that is soon needed again
@@ -59,6 +63,9 @@ class SpanSupply {
   // where the run lies beyond it.
   std::optional<SpanRun> allocate(std::size_t count, std::size_t alignment_spans,
                                   std::uint64_t& high_water);
+  // A single span near `neighbour`: in its block of kBlockSpans, else in a block that nothing else
+  // is in, which is kept for it: others take spans from there when there are no more elsewhere.
+  std::optional<SpanRun> allocate_near(std::size_t neighbour, std::uint64_t& high_water);
   // `content`: what the caller knows of the run.
   void release(std::size_t first, std::size_t count, RunContent content);
 
@@ -87,15 +94,19 @@ class SpanSupply {
   using SpanBits = VirtualArray<std::uint64_t>;
 
   SpanSupply(Region& region, const layout::Geometry& geometry, ClearPolicy clear, Clock clock,
-             std::array<SpanBits, 4> bits);
+             std::array<SpanBits, 5> bits);
 
   ByteRange bytes_of(std::size_t first, std::size_t count) const;
+  enum class Reserved : std::uint8_t { counts_as_used, is_free };
   std::optional<std::size_t> find_free(std::size_t count, std::size_t alignment,
-                                       std::size_t limit) const;
+                                       std::size_t high_water, Reserved reserved) const;
+  std::optional<std::size_t> find_free(std::size_t count, std::size_t alignment,
+                                       std::size_t high_water) const;
+  SpanRange block_of(std::size_t span) const;
   std::size_t align_index(std::size_t index, std::size_t alignment) const;
   bool is_used(std::size_t span) const { return test(used_, span); }
   bool is_idle(std::size_t span) const { return test(idle_, span); }
-  std::size_t next_used(std::size_t from, std::size_t end) const;
+  std::size_t next_used(std::size_t from, std::size_t end, Reserved reserved) const;
   std::optional<SpanRun> take(std::size_t first, std::size_t end, std::uint64_t& high_water);
   Result<void> commit_to(std::size_t end);
   std::size_t most_idle(std::size_t used);
@@ -119,11 +130,14 @@ class SpanSupply {
   SpanBits zero_;        // free, and known to be zero
   SpanBits given_back_;  // free, and to be prefilled before use
   SpanBits idle_;        // free, and in memory since they came back
+  SpanBits reserved_;    // of blocks that allocate_near() has begun, all spans; used ones, too
   std::size_t used_count_ = 0;
   RecentPeak recently_used_;
   std::size_t idle_count_ = 0;
-  std::size_t lowest_free_ = 0;  // no free span below this one
-  std::size_t committed_ = 0;    // spans that are readable and writable
+  std::size_t lowest_free_ = 0;   // no free span below this one
+  std::size_t committed_ = 0;     // spans that are readable and writable
+  std::size_t lowest_open_ = 0;   // no span below this one that is free and not reserved
+  std::size_t reserved_end_ = 0;  // none is reserved from here on
   // Spans that were ever handed out; what is beyond is zero, and commit has prefilled it.
   std::size_t touched_ = 0;
 };

@@ -16,6 +16,10 @@ using layout::SpanKind;
 
 namespace {
 
+// A class that has so many spans gets its next ones beside each other: what is written together is
+// watched together. Smaller classes share.
+constexpr std::size_t kSpansOfLargeClass = 16;
+
 constexpr std::size_t words_per_span(std::size_t size_class) {
   return (slots_per_span(size_class) + 63) / 64;
 }
@@ -207,10 +211,15 @@ bool ThreadHeap::use_listed(HeapTables& tables, std::size_t size_class, bool hot
 }
 
 bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
-  const auto run = tables.supply.allocate(1, 1, tables.superblock().spans_used);
+  Class& c = classes_[size_class];
+  const std::size_t slots = slots_per_span(size_class);
+  std::uint64_t& spans_used = tables.superblock().spans_used;
+  const bool is_large = c.slots >= kSpansOfLargeClass * slots && c.newest != kNoSpan;
+  const auto run = is_large ? tables.supply.allocate_near(c.newest - 1, spans_used)
+                            : tables.supply.allocate(1, 1, spans_used);
   if (!run) return false;
   const std::size_t span = run->first;
-  const std::size_t slots = slots_per_span(size_class);
+  c.newest = static_cast<SpanLink>(span + 1);
   tables.changes.note_entry(span);
   for (std::size_t i = 0; i < words_per_span(size_class); ++i) {
     // Zero already, unless the heap's bytes came from a damaged store: a stray bit here would lead
@@ -227,7 +236,6 @@ bool ThreadHeap::use_fresh(HeapTables& tables, std::size_t size_class) {
   tables.states[span] = {};
   tables.states[span].free_slots = static_cast<std::uint16_t>(slots);
   tables.states[span].bucket = kUnlisted;
-  Class& c = classes_[size_class];
   c.slots += slots;
   c.free_slots += slots;
   c.current = static_cast<SpanLink>(span + 1);
@@ -491,6 +499,7 @@ void ThreadHeap::adopt(HeapTables& tables, std::size_t span) {
   c.slots += slots;
   // An empty one is listed too: it becomes current, or is released, when its turn comes.
   c.free_slots += slots - used;
+  c.newest = static_cast<SpanLink>(span + 1);
   tables.states[span].free_slots = static_cast<std::uint16_t>(slots - used);
   list(tables, span, size_class);
 }

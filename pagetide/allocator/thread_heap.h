@@ -116,6 +116,7 @@ class ThreadHeap {
   struct Class {
     std::uint32_t epoch;       // of all that is on the stack and on the hot lists
     SpanLink current;          // the span that is used until it is full
+    SpanLink newest;           // the one that it got last, if it has any
     SpanLink empty;            // kept, so that a single block that comes and goes costs no release
     std::uint64_t slots;       // of all its spans
     std::uint64_t free_slots;  // of these; without those on the stack

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "pagetide/allocator/heap.h"
+#include "pagetide/tracker/hot_pages.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tests/support/test_heap.h"
@@ -199,6 +201,56 @@ TEST_F(PlacementTest, replacements_dirty_a_fraction_of_the_pages) {
   }
   // Nearly as many as were replaced, if each took the first free slot.
   EXPECT_LT(dirty, 600U);
+}
+
+// --- what is kept together --------------------------------------------------------------------
+
+class TogetherTest : public testing::Test {
+ protected:
+  // The block of 2 MiB, the unit of adaptive arming, that memory lies in.
+  static std::uintptr_t block_of(const void* memory) {
+    return reinterpret_cast<std::uintptr_t>(memory) / HotPages::kBlockBytes;
+  }
+  static constexpr std::size_t kBlockSpans = HotPages::kBlockBytes / layout::kSpanBytes;
+};
+
+TEST_F(TogetherTest, size_classes_that_grow_large_do_not_share_blocks) {
+  TestHeap heap(256_MiB);
+  std::map<std::uintptr_t, std::set<std::size_t>> classes_in_block;
+  for (std::size_t i = 0; i < 200'000; ++i) {
+    for (const std::size_t bytes : {64U, 96U, 128U}) {
+      classes_in_block[block_of(heap->allocate(bytes))].insert(bytes);
+    }
+  }
+  ASSERT_GT(classes_in_block.size(), 20U);
+  std::size_t shared = 0;
+  for (const auto& [block, classes] : classes_in_block) shared += classes.size() > 1;
+  EXPECT_LE(shared, 3U);  // those that they had in common when they were small
+}
+
+TEST_F(TogetherTest, small_classes_share_a_block) {
+  TestHeap heap(256_MiB);
+  std::set<std::uintptr_t> blocks;
+  for (std::size_t bytes = 16; bytes <= 512; bytes += 16) {
+    blocks.insert(block_of(heap->allocate(bytes)));
+  }
+  EXPECT_LE(blocks.size(), 2U);
+}
+
+TEST_F(TogetherTest, what_is_kept_for_a_class_is_used_by_others_before_the_arena_is_exhausted) {
+  TestHeap heap(32_MiB);
+  std::size_t allocated_bytes = 0;
+  std::size_t failed = 0;
+  // Two large classes begin blocks, and one of them stops.
+  for (std::size_t i = 0; i < 3 * kBlockSpans / 2 * (layout::kSpanBytes / 1024); ++i) {
+    for (const std::size_t bytes : {1024U, 2048U}) {
+      if (heap->allocate(bytes) != nullptr) allocated_bytes += bytes;
+    }
+  }
+  while (heap->allocate(1024) != nullptr) allocated_bytes += 1024;
+  while (heap->allocate(layout::kSpanBytes) != nullptr) ++failed;
+  EXPECT_EQ(failed, 0U);
+  EXPECT_GE(allocated_bytes + layout::kSpanBytes, heap->geometry().span_count * layout::kSpanBytes);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -482,6 +483,53 @@ TEST_F(SpanSupplyTest, a_machine_without_memory_is_exhaustion_and_passes) {
   EXPECT_EQ(beyond, std::nullopt);
   EXPECT_EQ(supply_.used_spans(), SpanSupply::kCommitSpans);
   EXPECT_EQ(allocate(1), SpanSupply::kCommitSpans);
+}
+
+// --- near -------------------------------------------------------------------------------------
+
+class NearTest : public SpanSupplyTest {
+ protected:
+  std::size_t allocate_near(std::size_t neighbour) {
+    return supply_.allocate_near(neighbour, high_water_).value().first;
+  }
+  std::uintptr_t block_of(std::size_t span) const {
+    return reinterpret_cast<std::uintptr_t>(data(span)) / (SpanSupply::kBlockSpans * kSpanBytes);
+  }
+};
+
+TEST_F(NearTest, a_block_is_filled_before_the_next_one_is_begun) {
+  std::size_t newest = allocate(1);
+  std::set<std::uintptr_t> blocks;
+  for (std::size_t i = 0; i < 3 * SpanSupply::kBlockSpans; ++i) {
+    newest = allocate_near(newest);
+    blocks.insert(block_of(newest));
+  }
+  EXPECT_LE(blocks.size(), 4U);
+}
+
+TEST_F(NearTest, others_leave_a_begun_block_alone) {
+  std::size_t newest = allocate(1);
+  while (block_of(newest) == block_of(0)) newest = allocate_near(newest);
+  for (std::size_t i = 0; i < 2 * SpanSupply::kBlockSpans; ++i) {
+    ASSERT_NE(block_of(allocate(1)), block_of(newest));
+  }
+}
+
+TEST_F(NearTest, others_take_a_begun_block_when_there_is_nothing_else) {
+  std::size_t newest = allocate(1);
+  while (block_of(newest) == block_of(0)) newest = allocate_near(newest);
+  std::size_t count = supply_.used_spans();
+  while (try_allocate(1)) ++count;
+  EXPECT_EQ(count, spans());
+}
+
+TEST_F(NearTest, a_block_of_which_something_came_back_is_for_everybody) {
+  std::size_t newest = allocate(1);
+  while (block_of(newest) == block_of(0)) newest = allocate_near(newest);
+  release(allocate_near(newest), 1);
+  std::set<std::uintptr_t> blocks;
+  for (std::size_t i = 0; i < SpanSupply::kBlockSpans; ++i) blocks.insert(block_of(allocate(1)));
+  EXPECT_TRUE(blocks.contains(block_of(newest)));
 }
 
 }  // namespace
