@@ -106,6 +106,16 @@ tl::unexpected<Error> Arena::refused(std::size_t bytes, std::size_t alignment) c
   return failure(ErrorCode::out_of_memory, exhausted_message());
 }
 
+// The same for reallocate().
+tl::unexpected<Error> Arena::refused_for(const void* block, std::size_t bytes,
+                                         std::size_t alignment) const {
+  if (block == nullptr || heap_->is_allocated(block)) return refused(bytes, alignment);
+  return failure(ErrorCode::invalid_argument,
+                 fmt::format("{} is not the start of a block of the arena '{}'; it cannot be "
+                             "reallocated.",
+                             fmt::ptr(block), name()));
+}
+
 std::size_t Arena::allocate_batch(std::size_t bytes, std::span<void*> out) noexcept {
   return impl_->heap->allocate_batch(bytes, out);
 }

@@ -84,7 +84,7 @@ class PAGETIDE_API Arena {
   Result<void*> reallocate(void* block, std::size_t bytes,
                            std::size_t alignment = alignof(std::max_align_t)) {
     void* moved = heap_->reallocate(block, bytes, alignment);
-    if (moved == nullptr) return refused(bytes, alignment);
+    if (moved == nullptr) return refused_for(block, bytes, alignment);
     return moved;
   }
   // Memory from allocate(), allocate_zeroed(), reallocate() or the resource. Aborts the process
@@ -201,6 +201,8 @@ class PAGETIDE_API Arena {
   explicit Arena(std::unique_ptr<Impl> impl);
   std::string exhausted_message() const;
   tl::unexpected<Error> refused(std::size_t bytes, std::size_t alignment) const;
+  tl::unexpected<Error> refused_for(const void* block, std::size_t bytes,
+                                    std::size_t alignment) const;
   std::unique_ptr<Impl> impl_;
   Heap* heap_;  // of impl_; here, so that the way to it is short
 };

@@ -117,6 +117,9 @@ class PAGETIDE_API Heap {
   Result<void> clear_free_memory();
   // All bytes of the block that may be used; constant over the block's life. 0 for nullptr.
   std::size_t usable_size(const void* block) const noexcept;
+  // Whether it is the start of an allocated block. Of any address; what other threads allocate and
+  // free meanwhile may or may not count.
+  bool is_allocated(const void* block) const noexcept;
   bool owns(const void* address) const noexcept;
 
   // Every allocated block, in address order. Not while other threads allocate or free.

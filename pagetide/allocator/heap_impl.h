@@ -44,7 +44,7 @@ struct Heap::Impl {
   bool clear_if_late(bool known_zero, std::size_t first, std::size_t count,
                      std::size_t overwritten);
   void clear_run(ByteRange run);
-  std::size_t size_of_allocated(std::byte* block) const;
+  std::size_t size_of_allocated(const std::byte* block) const;
   std::size_t resize_large(std::size_t span, std::size_t bytes);
   void* move(std::byte* block, std::size_t usable, std::size_t bytes, std::size_t alignment);
   void deallocate(void* block) noexcept;

@@ -10,26 +10,22 @@ using layout::kSpanBytes;
 using layout::SpanEntry;
 using layout::SpanKind;
 
-// Of a block that is to be reallocated. 0: it is not allocated, which was reported.
-std::size_t Heap::Impl::size_of_allocated(std::byte* block) const {
-  if (!tables.owns(block)) {
-    refuse("heap corruption: invalid reallocation of ", block, ": outside the arena's data");
-    return 0;
-  }
+// 0: it is not the start of an allocated block.
+std::size_t Heap::Impl::size_of_allocated(const std::byte* block) const {
+  if (!tables.owns(block)) return 0;
   const std::size_t span = tables.span_of(block);
   const auto offset = static_cast<std::size_t>(block - tables.span_data(span));
   const SpanEntry e = tables.entry(span);
-  if (e.kind == SpanKind::small) {
-    const std::size_t slot = slot_of(offset, e.size_class);
-    if (offset == slot * kSlotBytes[e.size_class] &&
-        (load_shared(tables.word(span, slot / 64)) >> (slot % 64) & 1U) != 0) {
-      return kSlotBytes[e.size_class];
-    }
-  }
-  if (e.kind == SpanKind::large && offset == 0) return std::size_t{e.run_spans} * kSpanBytes;
-  refuse("heap corruption: invalid reallocation of ", block,
-         ": not the start of an allocated block");
-  return 0;
+  if (e.kind == SpanKind::large) return offset == 0 ? std::size_t{e.run_spans} * kSpanBytes : 0;
+  if (e.kind != SpanKind::small) return 0;
+  const std::size_t slot = slot_of(offset, e.size_class);
+  const bool is_allocated = offset == slot * kSlotBytes[e.size_class] &&
+                            (load_shared(tables.word(span, slot / 64)) >> (slot % 64) & 1U) != 0;
+  return is_allocated ? kSlotBytes[e.size_class] : 0;
+}
+
+bool Heap::is_allocated(const void* block) const noexcept {
+  return impl_->size_of_allocated(static_cast<const std::byte*>(block)) != 0;
 }
 
 // Makes a block of whole spans larger or smaller where it is; the bytes it has then, which are what
@@ -73,7 +69,13 @@ void* Heap::reallocate(void* block, std::size_t bytes, std::size_t alignment) no
   if (block == nullptr) return allocate(bytes, alignment);
   auto* const address = static_cast<std::byte*>(block);
   std::size_t usable = impl_->size_of_allocated(address);
-  if (usable == 0 || bytes > impl_->tables.data_bytes()) return nullptr;
+  if (usable == 0) {
+    impl_->refuse(
+        "heap corruption: invalid reallocation of ", block,
+        owns(block) ? ": not the start of an allocated block" : ": outside the arena's data");
+    return nullptr;
+  }
+  if (bytes > impl_->tables.data_bytes()) return nullptr;
   const bool is_large = usable >= kSpanBytes;
   const bool stays_large = is_large && bytes > layout::kMaxSlotBytes;
   const bool is_aligned =

@@ -255,5 +255,18 @@ TEST(TrimTest, an_arena_reallocates) {
   EXPECT_EQ(refused.error().code(), ErrorCode::out_of_memory);
 }
 
+// Where a wrong block is reported instead of ending the process.
+TEST(ReallocateArenaTest, what_is_not_allocated_is_no_lack_of_memory) {
+  ArenaOptions options;
+  options.reserve_bytes = 32_MiB;
+  options.on_corruption.report = [](const char*, const void*, void*) {};
+  Arena arena = must(Arena::create(options));
+  auto* block = static_cast<std::byte*>(must(arena.allocate(100)));
+  const auto moved = arena.reallocate(block + 16, 200);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().code(), ErrorCode::invalid_argument);
+  EXPECT_NE(moved.error().message().find("not the start of a block"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace pagetide
