@@ -40,7 +40,7 @@
 //                   pages that such a take reports
 //     peak_MiB      the most resident memory that the worker had
 //     spread_pct    standard deviation over mean of the rounds
-//   dirty_pages/replaced:N[/updates]/ENTRANT
+//   dirty_pages/replaced:N[/updates]/ENTRANT, dirty_pages/updates/ENTRANT
 //                   an epoch on a million objects of 16 to 256 bytes, of which N are replaced at
 //                   random, and 1 % written to with updates (heap/dirty_pages.h); one run of each
 //                   entrant. The time and its ratio are those of the epoch's work, in which the
@@ -48,6 +48,9 @@
 //     dirty_pages   written pages, of all the memory that the entrant has, metadata included; of an
 //                   arena those that its tracker found, and the pages that the record of its
 //                   metadata fills in a snapshot
+//     dirty_ranges  runs of pages that lie beside each other and were written; of an arena alone
+//     updates_ratio dirty pages of replacements and updates divided by those of the updates alone,
+//                   which follow on the same objects: how little the replacements add
 //     volatile_pages
 //                   written pages of an arena outside of its region: in no snapshot
 //     pages_ratio   them divided by those of arena: above 1 Pagetide dirties fewer
@@ -135,7 +138,7 @@ void register_workloads(const std::vector<HeapEntrant>& entrants) {
 void register_dirty_pages(const std::vector<HeapEntrant>& entrants) {
   const auto contest = std::make_shared<DirtyPagesContest>(entrants, percent());
   // In the order of the worker's phases.
-  const std::vector<std::string> phases = {"replaced:10000", "replaced:10000/updates",
+  const std::vector<std::string> phases = {"replaced:10000", "replaced:10000/updates", "updates",
                                            "replaced:50000", "replaced:50000/updates"};
   for (std::size_t phase = 0; phase < phases.size(); ++phase) {
     for (const HeapEntrant& entrant : entrants) {

@@ -48,8 +48,12 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "snapshot/heap_draft.h" EXCLUDE
   PATTERN "snapshot/heap_record.h" EXCLUDE
   PATTERN "snapshot/heap_state.h" EXCLUDE
+  PATTERN "snapshot/page_capture.h" EXCLUDE
   PATTERN "snapshot/page_map.h" EXCLUDE
   PATTERN "snapshot/segment.h" EXCLUDE
+  PATTERN "snapshot/snapshotter_impl.h" EXCLUDE
+  PATTERN "snapshot/staging.h" EXCLUDE
+  PATTERN "snapshot/stop.h" EXCLUDE
   PATTERN "snapshot/store_c_handle.h" EXCLUDE
   PATTERN "snapshot/store_impl.h" EXCLUDE)
 install(EXPORT pagetide-targets NAMESPACE pagetide:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/pagetide)

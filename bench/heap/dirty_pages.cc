@@ -81,17 +81,19 @@ class Epochs {
   // The process's pages first: a take writes to the tracker's own tables.
   struct Counts {
     std::size_t written = 0;
+    std::size_t ranges = 0;
     std::size_t written_outside = 0;
     std::size_t populated = 0;
   };
   Result<Counts> end() {
     const auto pages = pages_->count();
     if (!pages) return tl::unexpected<Error>(pages.error());
-    Counts counts{pages->written, 0, pages->populated};
+    Counts counts{pages->written, 0, 0, pages->populated};
     if (arena_ == nullptr) return counts;
     if (auto r = take(); !r) return propagate(r);
     counts.written_outside = counts.written;
     counts.written = collected_.written.count() + divide_up(record_bytes_, page_size());
+    collected_.written.for_each_run([&](PageRange) { ++counts.ranges; });
     return counts;
   }
 
@@ -137,6 +139,7 @@ Result<DirtyCounts> measure(Objects& objects, Epochs& epochs, const DirtyPhase& 
   using Clock = std::chrono::steady_clock;
   std::array<double, kEpochs> seconds{};
   std::array<std::size_t, kEpochs> written{};
+  std::array<std::size_t, kEpochs> ranges{};
   std::array<std::size_t, kEpochs> outside{};
   std::array<std::size_t, kEpochs> populated{};
   for (int epoch = -kFirstEpochs; epoch < kEpochs; ++epoch) {
@@ -150,12 +153,14 @@ Result<DirtyCounts> measure(Objects& objects, Epochs& epochs, const DirtyPhase& 
     const auto i = static_cast<std::size_t>(epoch);
     seconds[i] = taken;
     written[i] = counts->written;
+    ranges[i] = counts->ranges;
     outside[i] = counts->written_outside;
     populated[i] = counts->populated;
   }
   return DirtyCounts{phase,
                      middle_of(seconds),
                      static_cast<double>(middle_of(written)),
+                     static_cast<double>(middle_of(ranges)),
                      static_cast<double>(middle_of(outside)),
                      static_cast<double>(middle_of(populated)),
                      0};
@@ -169,14 +174,16 @@ Result<std::vector<DirtyCounts>> measure_dirty_pages(OpenSource& heap, Scale sca
   auto epochs = Epochs::open(heap);
   if (!epochs) return propagate(epochs);
   std::vector<DirtyCounts> all;
-  for (const std::size_t replaced : {10'000U, 50'000U}) {
-    for (const std::size_t updated : {std::size_t{0}, kObjects / 100}) {
-      const DirtyPhase phase{scale.of(replaced), updated == 0 ? 0 : scale.of(updated)};
-      auto counts = measure(objects, **epochs, phase);
-      if (!counts) return propagate(counts);
-      counts->rss_kib = resident_kib();
-      all.push_back(*counts);
-    }
+  const std::size_t updated = scale.of(kObjects / 100);
+  const std::size_t few = scale.of(10'000);
+  const std::size_t many = scale.of(50'000);
+  for (const DirtyPhase& phase :
+       {DirtyPhase{few, 0}, DirtyPhase{few, updated}, DirtyPhase{0, updated}, DirtyPhase{many, 0},
+        DirtyPhase{many, updated}}) {
+    auto counts = measure(objects, **epochs, phase);
+    if (!counts) return propagate(counts);
+    counts->rss_kib = resident_kib();
+    all.push_back(*counts);
   }
   return all;
 }

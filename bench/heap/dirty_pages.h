@@ -22,6 +22,7 @@ struct DirtyCounts {
   // Medians of the epochs.
   double seconds = 0;
   double dirty_pages = 0;
+  double dirty_ranges = 0;    // of an arena: runs of neighbours that its tracker's pages make
   double volatile_pages = 0;  // of an arena: written outside of its region
   double memory_pages = 0;    // populated, of all that counts
   std::size_t rss_kib = 0;    // see process_facts.h
@@ -32,10 +33,10 @@ struct DirtyCounts {
 // tracked page, but in the record that a snapshot makes of it, which counts with what it can be at
 // most. What an arena has outside of its region is rebuilt when it is opened, and counted apart.
 //
-// A million live objects of 16 to 256 bytes. Four phases follow one another on the same objects:
-// 10 000 and 50 000 replacements an epoch, each without and with updates of 1 % of the objects. New
-// objects are filled; an update changes 8 bytes at both ends. A hundred epochs of a phase come
-// before those that count.
+// A million live objects of 16 to 256 bytes. The phases follow one another on the same objects:
+// 10 000 replacements an epoch, these with updates of 1 % of the objects, such updates alone; then
+// 50 000 replacements, without and with updates. New objects are filled; an update changes 8 bytes
+// at both ends. A hundred epochs of a phase come before those that count.
 Result<std::vector<DirtyCounts>> measure_dirty_pages(OpenSource& heap, Scale scale);
 
 }  // namespace pagetide::bench

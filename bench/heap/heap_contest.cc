@@ -168,12 +168,18 @@ Result<Figures> DirtyPagesContest::figures(std::string_view entrant, std::size_t
   if (phase >= report->second->dirty.size()) {
     return failure(ErrorCode::not_found, "the worker has no such phase");
   }
-  const WorkerReport::Dirty& own = report->second->dirty[phase];
+  const std::vector<WorkerReport::Dirty>& phases = report->second->dirty;
+  const WorkerReport::Dirty& own = phases[phase];
   Figures figures;
   figures["ns"] = own.seconds * 1e9;
   figures["dirty_pages"] = own.dirty_pages;
   figures["pages_per_operation"] =
       own.dirty_pages / static_cast<double>(own.replaced + own.updated);
+  if (own.dirty_ranges > 0) figures["dirty_ranges"] = own.dirty_ranges;
+  // The same updates on the same objects, without replacements, come next.
+  if (own.replaced > 0 && phase + 1 < phases.size() && phases[phase + 1].replaced == 0) {
+    figures["updates_ratio"] = own.dirty_pages / phases[phase + 1].dirty_pages;
+  }
   if (own.volatile_pages > 0) figures["volatile_pages"] = own.volatile_pages;
   figures["memory_MiB"] = own.memory_pages * static_cast<double>(page_size()) / (1 << 20);
   figures["rss_MiB"] = own.rss_kib / 1024;

@@ -123,8 +123,9 @@ Result<WorkerReport> parse(const std::string& text, const std::string& preload) 
     report.peak_rss_kib = json.at("peak_rss_kib");
     for (const Json& phase : json.at("dirty")) {
       report.dirty.push_back({phase.at("replaced"), phase.at("updated"), phase.at("seconds"),
-                              phase.at("dirty_pages"), phase.at("volatile_pages"),
-                              phase.at("memory_pages"), phase.at("rss_kib")});
+                              phase.at("dirty_pages"), phase.at("dirty_ranges"),
+                              phase.at("volatile_pages"), phase.at("memory_pages"),
+                              phase.at("rss_kib")});
     }
     return report;
   } catch (const Json::exception&) {

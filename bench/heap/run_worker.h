@@ -23,6 +23,7 @@ struct WorkerReport {
     std::size_t updated = 0;
     double seconds = 0;
     double dirty_pages = 0;
+    double dirty_ranges = 0;
     double volatile_pages = 0;
     double memory_pages = 0;
     double rss_kib = 0;

@@ -116,10 +116,11 @@ Result<Report> count_dirty_pages(OpenSource& heap, const Options& options) {
   for (const DirtyCounts& counts : *phases) {
     report.dirty +=
         fmt::format(R"({}{{"replaced": {}, "updated": {}, "seconds": {}, "dirty_pages": {}, )"
-                    R"("volatile_pages": {}, "memory_pages": {}, "rss_kib": {}}})",
+                    R"("dirty_ranges": {}, "volatile_pages": {}, "memory_pages": {}, )"
+                    R"("rss_kib": {}}})",
                     report.dirty.empty() ? "" : ", ", counts.phase.replaced, counts.phase.updated,
-                    counts.seconds, counts.dirty_pages, counts.volatile_pages, counts.memory_pages,
-                    counts.rss_kib);
+                    counts.seconds, counts.dirty_pages, counts.dirty_ranges, counts.volatile_pages,
+                    counts.memory_pages, counts.rss_kib);
   }
   return report;
 }

@@ -26,6 +26,7 @@ class SegmentWriter {
   Result<void> sync();
   // Closes and removes what was written; for a commit that failed.
   void discard();
+  std::uint64_t id() const { return id_; }
   std::uint64_t bytes() const { return bytes_; }
 
  private:

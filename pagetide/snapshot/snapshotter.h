@@ -64,7 +64,6 @@ class PAGETIDE_API Snapshotter {
 
  private:
   struct Impl;
-  struct TidyStaging;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/must.h"
+
 namespace pagetide::bench {
 namespace {
 
@@ -35,13 +37,23 @@ TEST(GeometricMeans, leave_out_what_is_not_everywhere_or_zero) {
 
 TEST(DirtyPagesContest, has_figures_of_every_phase) {
   DirtyPagesContest contest(arena_and_glibc(), 0.5);
-  for (std::size_t phase = 0; phase < 4; ++phase) {
+  for (std::size_t phase = 0; phase < 5; ++phase) {
     const auto figures = contest.figures("glibc", phase);
     ASSERT_TRUE(figures.has_value()) << figures.error().message();
     EXPECT_THAT(
         *figures,
         AllOf(Contains(Pair("ns", Gt(0.0))), Contains(Pair("dirty_pages", Gt(0.0))),
               Contains(Pair("memory_MiB", Gt(0.0))), Contains(Pair("pages_ratio", Gt(0.0)))));
+  }
+}
+
+TEST(DirtyPagesContest, compares_replacements_and_updates_with_the_updates_alone) {
+  DirtyPagesContest contest(arena_and_glibc(), 0.5);
+  const Figures both = must(contest.figures(kOurs, 1));
+  const Figures updates = must(contest.figures(kOurs, 2));
+  EXPECT_DOUBLE_EQ(both.at("updates_ratio"), both.at("dirty_pages") / updates.at("dirty_pages"));
+  for (const std::size_t phase : {0U, 2U, 3U, 4U}) {
+    EXPECT_EQ(must(contest.figures(kOurs, phase)).count("updates_ratio"), 0U) << phase;
   }
 }
 

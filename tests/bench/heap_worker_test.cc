@@ -90,12 +90,12 @@ TEST(HeapWorker, refuses_what_it_does_not_know) {
 class DirtyPagesTest : public testing::TestWithParam<std::string> {};
 
 // A hundredth: 10 000 objects in some 350 pages, and in each epoch 100 replaced, 500 replaced, both
-// also with 100 updated.
+// also with 100 updated; and these alone.
 TEST_P(DirtyPagesTest, counts_pages_of_every_phase) {
   const Json report = report_of(
       run_worker_with({"--source=" + GetParam(), "--workload=dirty_pages", "--percent=1"}));
   const Json phases = report.value("dirty", Json::array());
-  ASSERT_EQ(phases.size(), 4U);
+  ASSERT_EQ(phases.size(), 5U);
   for (const Json& phase : phases) {
     const double dirty = phase.at("dirty_pages");
     const double memory = phase.at("memory_pages");
@@ -109,6 +109,22 @@ TEST_P(DirtyPagesTest, counts_pages_of_every_phase) {
   }
   // Updates dirty further pages.
   EXPECT_GT(phases[1].at("dirty_pages"), phases[0].at("dirty_pages"));
+  EXPECT_EQ(phases[2].at("replaced"), 0);
+  EXPECT_EQ(phases[2].at("updated"), phases[1].at("updated"));
+  EXPECT_LT(phases[2].at("dirty_pages"), phases[1].at("dirty_pages"));
+}
+
+TEST_P(DirtyPagesTest, counts_ranges_of_an_arenas_pages) {
+  const Json report = report_of(
+      run_worker_with({"--source=" + GetParam(), "--workload=dirty_pages", "--percent=1"}));
+  for (const Json& phase : report.value("dirty", Json::array())) {
+    if (GetParam() == "malloc") {
+      EXPECT_EQ(phase.at("dirty_ranges"), 0);
+    } else {
+      EXPECT_GE(phase.at("dirty_ranges"), 2);
+      EXPECT_LT(phase.at("dirty_ranges"), phase.at("dirty_pages"));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(of, DirtyPagesTest,
