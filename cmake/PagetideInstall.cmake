@@ -49,6 +49,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "snapshot/heap_record.h" EXCLUDE
   PATTERN "snapshot/heap_state.h" EXCLUDE
   PATTERN "snapshot/page_capture.h" EXCLUDE
+  PATTERN "snapshot/kept_memory.h" EXCLUDE
+  PATTERN "snapshot/page_copies.h" EXCLUDE
   PATTERN "snapshot/page_map.h" EXCLUDE
   PATTERN "snapshot/segment.h" EXCLUDE
   PATTERN "snapshot/snapshotter_impl.h" EXCLUDE

@@ -240,7 +240,7 @@ void Heap::set_holds_code_addresses() {
 UsedRanges Heap::used_ranges() const {
   UsedRanges ranges;
   ranges.add({impl_->tables.region.range().begin + impl_->tables.geometry.data_offset,
-              impl_->tables.superblock().spans_used * kSpanBytes});
+              load_shared(impl_->tables.superblock().spans_used) * kSpanBytes});
   return ranges;
 }
 

@@ -143,7 +143,8 @@ class PAGETIDE_API Heap {
   const layout::Geometry& geometry() const;
 
   // --- for the snapshot layer ---
-  // The pages of the data that can differ from zero.
+  // The pages of the data that can differ from zero. Also while others allocate: then more may be
+  // handed out by the time it returns.
   UsedRanges used_ranges() const;
   // The same of the metadata: superblock, roots, span table, eight groups of bitmaps; ascending and
   // disjoint, without the run-time page.

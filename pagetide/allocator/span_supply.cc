@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstdint>
@@ -199,7 +200,8 @@ std::optional<SpanRun> SpanSupply::take(std::size_t first, std::size_t end,
   const bool known_zero = take_known_zero(first, end);
   take_from_system(first, end);
   touched_ = std::max(touched_, end);
-  if (end > high_water) high_water = end;
+  // A snapshot looks at it while this goes on.
+  if (end > high_water) std::atomic_ref(high_water).store(end, std::memory_order_relaxed);
   set_bits(used_.span(), {first, end - first});
   used_count_ += end - first;
   recently_used_.grow_to(used_count_);

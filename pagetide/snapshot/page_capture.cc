@@ -1,6 +1,7 @@
 #include "pagetide/snapshot/page_capture.h"
 
 #include <cstring>
+#include <utility>
 
 #include "pagetide/base/hash.h"
 
@@ -18,16 +19,17 @@ Result<PageCapture> PageCapture::create(std::size_t region_pages, std::size_t st
   return capture;
 }
 
-Result<void> PageCapture::capture(const Source& source, const Collected& collected,
-                                  SegmentWriter& segment) {
+// Both sets in one ascending walk.
+template <typename AddWritten>
+Result<void> PageCapture::add_all(const Source& source, const Collected& collected,
+                                  AddWritten&& add_written) {
   unchanged_.assign_clear(collected.written.size());
-  // Both sets in one ascending walk.
   PageRange written = collected.written.next_run(0);
   PageRange zeroed = collected.zeroed.next_run(0);
   while (!written.empty() || !zeroed.empty()) {
     const bool take_written = zeroed.empty() || (!written.empty() && written.first < zeroed.first);
     if (take_written) {
-      if (auto r = add_written(source, written, segment); !r) return r;
+      if (Result<void> r = add_written(written); !r) return r;
       written = collected.written.next_run(written.end());
     } else {
       add_zeroed(source, zeroed);
@@ -37,11 +39,16 @@ Result<void> PageCapture::capture(const Source& source, const Collected& collect
   return {};
 }
 
+Result<void> PageCapture::capture(const Source& source, const Collected& collected,
+                                  SegmentWriter& segment) {
+  return add_all(source, collected,
+                 [&](PageRange run) { return add_written(source, run, segment); });
+}
+
 Result<void> PageCapture::add_written(const Source& source, PageRange run, SegmentWriter& segment) {
   const std::size_t page_bytes = page_size();
   for (std::size_t tracked = run.first; tracked < run.end(); ++tracked) {
-    const std::size_t page = source.first_page + tracked;
-    const std::byte* content = source.region + page * page_bytes;
+    const std::byte* content = source.region + (source.first_page + tracked) * page_bytes;
     if (is_all_zero(content, page_bytes)) {
       add_zero(source, tracked);
       continue;
@@ -52,19 +59,69 @@ Result<void> PageCapture::add_written(const Source& source, PageRange run, Segme
     // One pass: the hash reads the copy while it is still in the first-level cache.
     std::byte* copy = staging_.next_page();
     std::memcpy(copy, content, page_bytes);
-    if (source.mask != nullptr && source.mask->apply(page, copy) && is_all_zero(copy, page_bytes)) {
-      add_zero(source, tracked);
-      continue;
-    }
-    const Hash128 hash = hash128(copy, page_bytes, source.hash_seed);
-    if (!source.before.is_zero(page) && source.before.hash(page) == hash) {
-      unchanged_.set(tracked);
-      continue;
-    }
-    draft_.add_data(page, segment.id(), hash);
-    staging_.add_page();
+    if (add_copy(source, tracked, copy, segment.id())) staging_.add_page();
   }
   return {};
+}
+
+// Whether the copy is a page of the snapshot; else it is zero, or what it was.
+bool PageCapture::add_copy(const Source& source, std::size_t tracked, std::byte* copy,
+                           std::uint64_t segment) {
+  const std::size_t page_bytes = page_size();
+  const std::size_t page = source.first_page + tracked;
+  if (source.mask != nullptr && source.mask->apply(page, copy) && is_all_zero(copy, page_bytes)) {
+    add_zero(source, tracked);
+    return false;
+  }
+  const Hash128 hash = hash128(copy, page_bytes, source.hash_seed);
+  if (!source.before.is_zero(page) && source.before.hash(page) == hash) {
+    unchanged_.set(tracked);
+    return false;
+  }
+  draft_.add_data(page, segment, hash);
+  return true;
+}
+
+namespace {
+
+// Pages that lie one after the other in memory are appended by one call.
+class RunAppender {
+ public:
+  explicit RunAppender(SegmentWriter& segment) : segment_(segment) {}
+
+  Result<void> add(std::byte* page) {
+    constexpr std::size_t kMostBytes = std::size_t{8} << 20;
+    if (page != run_.data() + run_.size() || run_.size() >= kMostBytes) {
+      if (auto r = flush(); !r) return r;
+      run_ = {page, 0};
+    }
+    run_ = {run_.data(), run_.size() + page_size()};
+    return {};
+  }
+  Result<void> flush() { return segment_.append(std::exchange(run_, {})); }
+
+ private:
+  SegmentWriter& segment_;
+  std::span<std::byte> run_;
+};
+
+}  // namespace
+
+Result<void> PageCapture::capture_copies(const Source& source, const Collected& collected,
+                                         PageCopies& copies, SegmentWriter& segment) {
+  RunAppender appender(segment);
+  auto added = add_all(source, collected, [&](PageRange run) -> Result<void> {
+    for (std::size_t tracked = run.first; tracked < run.end(); ++tracked) {
+      std::byte* copy = copies.find(tracked);
+      if (is_all_zero(copy, page_size())) {
+        add_zero(source, tracked);
+      } else if (add_copy(source, tracked, copy, segment.id())) {
+        if (auto r = appender.add(copy); !r) return r;
+      }
+    }
+    return {};
+  });
+  return added ? appender.flush() : added;
 }
 
 // A page that was written and is zero.

@@ -6,6 +6,7 @@
 #include "pagetide/allocator/free_mask.h"
 #include "pagetide/base/error.h"
 #include "pagetide/snapshot/draft.h"
+#include "pagetide/snapshot/page_copies.h"
 #include "pagetide/snapshot/page_map.h"
 #include "pagetide/snapshot/segment.h"
 #include "pagetide/snapshot/staging.h"
@@ -34,6 +35,10 @@ class PageCapture {
   void begin() { draft_.clear(); }
   // Inside the stop. Allocates nothing; writes to the disk only when the staging memory is full.
   Result<void> capture(const Source& source, const Collected& collected, SegmentWriter& segment);
+  // The same after the stop, from copies of all pages that `collected` calls written: they are
+  // masked where they are, and written.
+  Result<void> capture_copies(const Source& source, const Collected& collected, PageCopies& copies,
+                              SegmentWriter& segment);
   // Afterwards: writes the copies that are still in memory.
   Result<void> finish(SegmentWriter& segment) { return staging_.flush(segment); }
   // Whatever became of the snapshot; see Staging.
@@ -44,7 +49,10 @@ class PageCapture {
   const DirtyBitmap& unchanged() const { return unchanged_; }
 
  private:
+  template <typename AddWritten>
+  Result<void> add_all(const Source& source, const Collected& collected, AddWritten&& add_written);
   Result<void> add_written(const Source& source, PageRange run, SegmentWriter& segment);
+  bool add_copy(const Source& source, std::size_t tracked, std::byte* copy, std::uint64_t segment);
   void add_zeroed(const Source& source, PageRange run);
   void add_zero(const Source& source, std::size_t tracked);
 

@@ -89,16 +89,14 @@ Result<void> Snapshotter::Impl::Rollback::check_target(std::uint64_t id) {
 
 // Reads everything that is needed before it touches the arena's memory.
 Result<RollbackStats> Snapshotter::Impl::Rollback::run() {
+  s_.begin_collecting();
   CollectedPages pages(s_.arena, s_.collected);
   Stop stop(s_.options.quiesce);
-  if (auto& held = stop.held(); !held) {
-    pages.set_used();  // nothing was collected
-    return propagate(held);
-  }
+  if (auto& held = stop.held(); !held) return propagate(held);
   Heap& heap = s_.arena.heap();
   heap.settle();
   const UsedRanges before = heap.used_ranges();
-  if (auto r = s_.collect(before); !r) return propagate(r);
+  if (auto r = s_.collect(before, CollectMode::take); !r) return propagate(r);
   find_differing_pages();
   find_sources();
   if (auto r = read_pages(); !r) return propagate(r);
@@ -280,7 +278,7 @@ Result<void> Snapshotter::Impl::Rollback::begin_epoch(const UsedRanges& before) 
   Tracker& tracker = s_.arena.tracker();
   for (const UsedRanges& ranges : {before, s_.arena.heap().used_ranges()}) {
     if (auto r = tracker.collect_into(s_.arena.region().watch(), ranges.span(), CollectMode::take,
-                                      s_.collected);
+                                      s_.latest);
         !r) {
       return r;
     }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "pagetide/snapshot/snapshotter_impl.h"
 
 namespace pagetide {
@@ -13,6 +15,11 @@ Snapshotter::~Snapshotter() = default;
 SnapshotId Snapshotter::parent() const {
   const RankedLock lock(impl_->mutex);
   return {impl_->parent_id()};
+}
+
+TakeStats Snapshotter::last_take() const {
+  const RankedLock lock(impl_->mutex);
+  return impl_->last_take;
 }
 
 Result<void> Snapshotter::Impl::prepare() {
@@ -43,8 +50,14 @@ Result<void> Snapshotter::Impl::prepare() {
     auto made = PageCapture::create(region_pages(), options.staging_bytes);
     if (!made) return propagate(made);
     arena.tracker().reserve(arena.region().watch(), collected);
+    arena.tracker().reserve(arena.region().watch(), latest);
     heap_draft = std::move(*heap);
     page_capture = std::move(*made);
+  }
+  if (!page_copies && options.engine == SnapshotEngine::precopy && options.quiesce.pause) {
+    auto made = PageCopies::create(region_pages(), options.staging_bytes);
+    if (!made) return propagate(made);
+    page_copies = std::move(*made);
   }
   return load_base();
 }
@@ -59,19 +72,40 @@ Result<void> Snapshotter::Impl::load_base() {
   return {};
 }
 
-Result<void> Snapshotter::Impl::collect(const UsedRanges& used) {
-  if (auto r = arena.tracker().collect_into(arena.region().watch(), used.span(), CollectMode::take,
-                                            collected);
+Result<void> Snapshotter::Impl::collect(const UsedRanges& used, CollectMode mode) {
+  if (auto r = arena.tracker().collect_into(arena.region().watch(), used.span(), mode, latest);
       !r) {
     return r;
   }
-  if (!is_base_elsewhere()) return {};
-  // The pages that are clean since that snapshot are unknown to this store.
-  for (const ByteRange& range : used.span()) {
-    collected.written.set_range(PageRange::covering(range, arena.region().tracked_range()));
-  }
-  collected.zeroed -= collected.written;
+  if (!has_collected) widen_to_base(used);
+  has_collected = true;
+  const std::size_t pages = std::max(collected.written.size(), latest.written.size());
+  collected.written.resize(pages);
+  collected.zeroed.resize(pages);
+  latest.written.resize(pages);
+  latest.zeroed.resize(pages);
+  // What was purged since it was written is zero, and the other way round.
+  collected.written -= latest.zeroed;
+  collected.zeroed -= latest.written;
+  collected.written |= latest.written;
+  collected.zeroed |= latest.zeroed;
   return {};
+}
+
+void Snapshotter::Impl::begin_collecting() {
+  collected.written.assign_clear(0);
+  collected.zeroed.assign_clear(0);
+  has_collected = false;
+}
+
+// The tracker's epoch began when the arena was made, or with the snapshot it was last saved as.
+// Where that is in another store, the pages that are clean since then are unknown to this one.
+void Snapshotter::Impl::widen_to_base(const UsedRanges& used) {
+  if (!is_base_elsewhere()) return;
+  for (const ByteRange& range : used.span()) {
+    latest.written.set_range(PageRange::covering(range, arena.region().tracked_range()));
+  }
+  latest.zeroed -= latest.written;
 }
 
 }  // namespace pagetide

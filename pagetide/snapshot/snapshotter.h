@@ -12,13 +12,39 @@
 
 namespace pagetide {
 
+// How the pages of one instant are got at.
+enum class SnapshotEngine : std::uint8_t {
+  // Changed pages are copied while writers run, in rounds, each of which copies what was written
+  // during the one before. Writers are held for one more scan, and for the copies of what they
+  // wrote
+  // last. Where nobody need be held (Quiesce::none), and where the changed pages are more than
+  // `staging_bytes` have room for, it does what `stop` does.
+  precopy,
+  // Writers are held while the page table is scanned and the changed pages are copied.
+  stop,
+};
+
 struct SnapshotterOptions {
   Quiesce quiesce = {};
-  // Copies of changed pages kept in memory during the stop; past this they are written to the
+  SnapshotEngine engine = SnapshotEngine::precopy;
+  // Of `precopy`: at most so many rounds before writers are held. It stops sooner where a round
+  // finds hardly any page, or not much fewer than the one before.
+  unsigned max_rounds = 4;
+  // Copies of changed pages kept in memory; past this they are written to the
   // disk while writers are held. A part of the memory is kept for the next snapshot: twice what
   // this one needed, or half of what was kept before. Unless the arena's policy is
   // ClearPolicy::never the copies are cleared when the snapshot is committed.
   std::size_t staging_bytes = std::size_t{256} << 20;
+};
+
+// What a take did.
+struct TakeStats {
+  SnapshotEngine engine = SnapshotEngine::stop;  // that took it
+  unsigned rounds = 0;                           // before writers were held
+  std::uint64_t copied_pages = 0;                // in the rounds, each time counted
+  std::uint64_t stop_pages = 0;                  // copied while writers were held
+  std::uint64_t stop_ns = 0;                     // from when writers were held until they went on
+  std::uint64_t total_ns = 0;                    // of the call, until the snapshot was durable
 };
 
 struct RollbackStats {
@@ -29,9 +55,8 @@ struct RollbackStats {
 
 // Takes incremental snapshots of an arena into a store and puts the arena back to one.
 //
-// Engine `stop`: writers are held while the page table is scanned and the changed pages are
-// copied; files are written and synced after they go on. Pages whose content is what the parent
-// snapshot holds are dropped by their hash.
+// Files are written and synced after writers go on, unless copies have no room in memory. Pages
+// whose content is what the parent snapshot holds are dropped by their hash.
 //
 // One snapshotter an arena at a time; arena and store must outlive it and stay where they are.
 // Thread-safe: calls wait for each other.
@@ -58,6 +83,9 @@ class PAGETIDE_API Snapshotter {
   // Errors: not_found, identity_mismatch (a snapshot of another arena), damaged, busy,
   // invalid_argument, system_failure, forked, and what pause() fails with.
   Result<RollbackStats> rollback(SnapshotId id);
+
+  // Of the last take() that succeeded.
+  TakeStats last_take() const;
 
   // What the arena's memory is based on; value 0: nothing in this store.
   SnapshotId parent() const;

@@ -40,7 +40,11 @@ struct Snapshotter::Impl {
 
   // Tables that outlive a call, so that the next one need not allocate.
   Collected collected;
+  Collected latest;
+  bool has_collected = false;  // for the snapshot or rollback under way
+  TakeStats last_take;
   std::optional<PageCapture> page_capture;
+  std::optional<PageCopies> page_copies;  // of engine precopy
   std::optional<HeapDraft> heap_draft;
 
   std::uintptr_t region_begin() const { return arena.range().begin; }
@@ -59,11 +63,14 @@ struct Snapshotter::Impl {
 
   // Everything that may allocate, fail or take time, before writers are stopped.
   Result<void> prepare();
-  // What has changed since the base, collected inside the stop.
-  Result<void> collect(const UsedRanges& used);
+  // What has changed since the base, or since the last call for this snapshot, added to
+  // `collected`; `latest` are the pages of this call that have a content.
+  Result<void> collect(const UsedRanges& used, CollectMode mode);
+  void begin_collecting();
 
  private:
   Result<void> load_base();
+  void widen_to_base(const UsedRanges& used);
 };
 
 // Gives back to the tracker what was collected, unless it came to its use: also where memory runs

@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
 
 #include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/program_identity.h"
@@ -33,6 +36,11 @@ class LoggedChanges {
   bool used_ = false;
 };
 
+std::uint64_t ns_since(std::chrono::steady_clock::time_point start) {
+  return static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+}
+
 }  // namespace
 
 // One snapshot.
@@ -47,7 +55,11 @@ class Snapshotter::Impl::Take {
   Result<SnapshotId> run();
 
  private:
+  void copy_in_rounds();
+  bool copy_latest();
   Result<void> capture();
+  Result<void> capture_copies();
+  PageCapture::Source source(FreeMask& mask) const;
   Result<std::uint64_t> commit();
   format::ManifestHeader header() const;
   Result<void> place_in_chain(format::Manifest& manifest) const;
@@ -56,12 +68,16 @@ class Snapshotter::Impl::Take {
   PageCapture& pages_;
   HeapDraft& heap_draft_;
   SegmentWriter segment_;
+  bool has_copies_ = false;  // of all pages collected so far
+  std::vector<std::byte> heap_delta_;
+  bool base_is_ahead_ = false;  // its heap is that of this snapshot already
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  TakeStats stats_;
   // What is seen of the heap inside the stop, besides its pages and metadata.
   std::uint64_t heap_bytes_ = 0;
   std::uint64_t image_pages_ = 0;
   bool holds_code_addresses_ = false;
   bool free_bytes_are_zero_ = false;
-  std::uint64_t stop_ns_ = 0;
 };
 
 Snapshotter::Impl::Take::Take(Impl& snapshotter)
@@ -71,26 +87,30 @@ Snapshotter::Impl::Take::Take(Impl& snapshotter)
       segment_(snapshotter.store.new_segment()) {
   pages_.begin();
   heap_draft_.clear();
+  s_.begin_collecting();
 }
 
 Snapshotter::Impl::Take::~Take() {
-  pages_.tidy(s_.arena.heap().clear_policy() != ClearPolicy::never);
+  const bool clear = s_.arena.heap().clear_policy() != ClearPolicy::never;
+  pages_.tidy(clear);
+  if (s_.page_copies) s_.page_copies->tidy(clear);
   heap_draft_.clear();
+  // It is read anew from the store.
+  if (base_is_ahead_) s_.base.reset();
 }
 
 Result<SnapshotId> Snapshotter::Impl::Take::run() {
   CollectedPages pages(s_.arena, s_.collected);
   LoggedChanges changes(s_.arena, heap_draft_);
+  if (s_.page_copies) copy_in_rounds();
   Result<void> captured;
   {
     Stop stop(s_.options.quiesce);
-    if (auto& held = stop.held(); !held) {
-      pages.set_used();  // nothing was collected
-      return propagate(held);
-    }
+    if (auto& held = stop.held(); !held) return propagate(held);
     captured = capture();
-    stop_ns_ = stop.end();
+    stats_.stop_ns = stop.end();
   }
+  if (captured && has_copies_) captured = capture_copies();
   if (!captured) {
     segment_.discard();
     return propagate(captured);
@@ -102,31 +122,73 @@ Result<SnapshotId> Snapshotter::Impl::Take::run() {
   }
   pages.set_used();
   changes.set_used();
+  base_is_ahead_ = false;
   s_.base_id = *id;
   s_.arena.set_origin({s_.store.root.uuid, *id});
   s_.arena.tracker().report_unchanged(s_.arena.region().watch(), pages_.unchanged());
+  stats_.engine = has_copies_ ? SnapshotEngine::precopy : SnapshotEngine::stop;
+  stats_.total_ns = ns_since(start_);
+  s_.last_take = stats_;
   return SnapshotId{*id};
 }
 
+// While writers run. An error, or too many pages for the memory, leaves everything to the stop.
+void Snapshotter::Impl::Take::copy_in_rounds() {
+  // A scan costs more than the copies of so few pages.
+  constexpr std::size_t kHardlyAny = 256;
+  std::size_t before = SIZE_MAX;
+  for (unsigned round = 0; round < s_.options.max_rounds; ++round) {
+    const CollectMode mode = round == 0 ? CollectMode::take : CollectMode::take_again;
+    if (!s_.collect(s_.arena.heap().used_ranges(), mode)) return;
+    const std::size_t pages = s_.latest.written.count();
+    ++stats_.rounds;
+    has_copies_ = copy_latest();
+    if (!has_copies_) return;
+    stats_.copied_pages += pages;
+    if (pages <= kHardlyAny || pages > before / 2) return;
+    before = pages;
+  }
+}
+
+bool Snapshotter::Impl::Take::copy_latest() {
+  return s_.page_copies->copy(s_.arena.region().tracked_range().data(), s_.latest.written);
+}
+
 // Inside the stop: allocates nothing, and takes no lock that a writer outside the arena's calls
-// could hold. Writes to the disk only when the staging memory is full.
+// could hold. Writes to the disk only when the memory for copies is full.
 Result<void> Snapshotter::Impl::Take::capture() {
   const Heap& heap = s_.arena.heap();
   heap.settle();
   // All of it where there is nothing that the log is relative to in this store.
   heap_draft_.capture(heap.metadata(), heap.changes(), s_.base_id == 0);
-  if (auto r = s_.collect(heap.used_ranges()); !r) return r;
+  const CollectMode mode = has_copies_ ? CollectMode::take_unarmed : CollectMode::take;
+  if (auto r = s_.collect(heap.used_ranges(), mode); !r) return r;
   heap_bytes_ = heap.heap_bytes();
   image_pages_ = heap.image_bytes() / page_size();
   holds_code_addresses_ = heap.holds_code_addresses();
   free_bytes_are_zero_ = heap.free_bytes_are_zero();
+  has_copies_ = has_copies_ && copy_latest();
+  stats_.stop_pages = has_copies_ ? s_.latest.written.count() : s_.collected.written.count();
+  if (has_copies_) return {};
   FreeMask mask(heap.metadata());
-  return pages_.capture({.region = s_.arena.range().data(),
-                         .first_page = s_.first_page(),
-                         .before = s_.base->pages,
-                         .hash_seed = s_.store.root.seed,
-                         .mask = s_.masks_free_bytes() ? &mask : nullptr},
-                        s_.collected, segment_);
+  return pages_.capture(source(mask), s_.collected, segment_);
+}
+
+PageCapture::Source Snapshotter::Impl::Take::source(FreeMask& mask) const {
+  return {.region = s_.arena.range().data(),
+          .first_page = s_.first_page(),
+          .before = s_.base->pages,
+          .hash_seed = s_.store.root.seed,
+          .mask = s_.masks_free_bytes() ? &mask : nullptr};
+}
+
+// After the stop. What is free is what was free in it, so the heap of that moment is made first.
+Result<void> Snapshotter::Impl::Take::capture_copies() {
+  heap_delta_ = heap_draft_.encode_against(s_.base->heap);
+  base_is_ahead_ = true;
+  s_.base->heap.apply(heap_delta_, format::HeapRecordKind::delta);
+  FreeMask mask(s_.base->heap.metadata());
+  return pages_.capture_copies(source(mask), s_.collected, *s_.page_copies, segment_);
 }
 
 Result<std::uint64_t> Snapshotter::Impl::Take::commit() {
@@ -138,7 +200,8 @@ Result<std::uint64_t> Snapshotter::Impl::Take::commit() {
   format::Manifest manifest;
   manifest.delta.assign(draft.extents().begin(), draft.extents().end());
   manifest.delta_hashes.assign(draft.hashes().begin(), draft.hashes().end());
-  manifest.heap_delta = heap_draft_.encode_against(s_.base->heap);
+  manifest.heap_delta =
+      has_copies_ ? std::move(heap_delta_) : heap_draft_.encode_against(s_.base->heap);
   manifest.header = header();
   if (auto r = place_in_chain(manifest); !r) {
     segment_.discard();
@@ -164,7 +227,7 @@ format::ManifestHeader Snapshotter::Impl::Take::header() const {
   h.reported_pages = s_.collected.written.count() + s_.collected.zeroed.count();
   h.changed_pages = draft.data_pages() + draft.zero_pages();
   h.zero_pages = draft.zero_pages();
-  h.stop_ns = stop_ns_;
+  h.stop_ns = stats_.stop_ns;
   h.heap_bytes = heap_bytes_;
   h.segment_pages = draft.data_pages();
   s_.arena.name().copy(h.arena.data(), h.arena.size() - 1);

@@ -23,9 +23,16 @@ enum class BackendKind : std::uint8_t {
 
 PAGETIDE_API std::string_view to_string(BackendKind kind);
 
+// Back ends know take and peek alone.
 enum class CollectMode : std::uint8_t {
   take,  // report and begin a new epoch
   peek,  // report only
+  // A take soon after another one, for a consumer that reads the pages of both as one: what the
+  // adaptive arming has learnt stays as it is.
+  take_again,
+  // As take_again, but what is found stays unarmed: the next take reports it once more. Cheaper,
+  // for a moment in which nobody shall wait.
+  take_unarmed,
 };
 
 // How a Tracker finds written pages. A back end knows nothing of epochs, purge logs or

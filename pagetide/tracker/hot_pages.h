@@ -26,6 +26,8 @@ class HotPages {
   // coming take should arm what it reports there.
   template <typename Visit>
   void plan(ByteRange part, Visit&& visit);
+  // Counts the last plan as none.
+  void drop_plan() { planned_unarmed_ = 0; }
   // What the take found in the part.
   void note_reported(PageRange pages, const DirtyBitmap& reported);
   // What a consumer found not to have changed.

@@ -282,7 +282,7 @@ Result<void> Tracker::collect_into(WatchId id, std::span<const ByteRange> parts,
   TrackerStats& stats = impl_->stats;
   stats.last_collect_ns = now_ns() - start_ns;
   stats.total_collect_ns += stats.last_collect_ns;
-  if (mode == CollectMode::take) {
+  if (mode != CollectMode::peek) {
     ++stats.takes;
     impl_->take_count.fetch_add(1, std::memory_order_relaxed);
     stats.pages_reported += out.written.count() + out.zeroed.count();

@@ -105,7 +105,8 @@ class PAGETIDE_API Tracker {
   Result<ByteRange> range(WatchId watch) const;
 
   // The written pages of `parts` (page-aligned, inside the watched range; by default all of it).
-  // take begins a new epoch for these parts, peek changes nothing. A failing scan is not an
+  // take begins a new epoch for these parts, as do take_again and take_unarmed (CollectMode); peek
+  // changes nothing. A failing scan is not an
   // error: it poisons the epoch (see Collected). Errors: forked, invalid_argument.
   // Cost with uffd_async: 3-6 ns a clean populated page, 50-60 ns a written one.
   Result<Collected> collect(WatchId watch, std::span<const ByteRange> parts, CollectMode mode,

@@ -40,28 +40,37 @@ WatchedRange::WatchedRange(ByteRange range, HotPages hot)
 void WatchedRange::collect(AnyBackend& backend, ByteRange part, CollectMode mode,
                            std::size_t consumer, Collected& out) {
   const PageRange pages = PageRange::covering(part, range_);
-  if (mode == CollectMode::take) {
-    take(backend, part, consumer, out);
-  } else {
+  if (mode == CollectMode::peek) {
     harvest(backend, part, mode, out);
+  } else {
+    take(backend, part, mode, consumer, out);
   }
   Epoch& epoch = *epochs_.at(consumer);
   epoch.pending.add_to(out.written, pages);
   always_.add_to(out.written, pages);
   epoch.purged.add_to(out.zeroed, pages);
-  if (mode == CollectMode::take) {
+  if (mode != CollectMode::peek) {
     epoch.pending.reset(pages);
     epoch.purged.reset(pages);
   }
 }
 
-void WatchedRange::take(AnyBackend& backend, ByteRange part, std::size_t consumer, Collected& out) {
+void WatchedRange::take(AnyBackend& backend, ByteRange part, CollectMode mode, std::size_t consumer,
+                        Collected& out) {
   const PageRange pages = PageRange::covering(part, range_);
-  // Hot blocks are only looked at: their pages stay unarmed and are found again next time.
-  hot_.plan(part, [&](ByteRange run, bool arm) {
-    harvest(backend, run, arm ? CollectMode::take : CollectMode::peek, out);
-  });
-  hot_.note_reported(pages, out.written);
+  if (mode == CollectMode::take_unarmed) {
+    harvest(backend, part, CollectMode::peek, out);
+  } else {
+    // Hot blocks are only looked at: their pages stay unarmed and are found again next time.
+    hot_.plan(part, [&](ByteRange run, bool arm) {
+      harvest(backend, run, arm ? CollectMode::take : CollectMode::peek, out);
+    });
+  }
+  if (mode == CollectMode::take) {
+    hot_.note_reported(pages, out.written);
+  } else {
+    hot_.drop_plan();
+  }
   for (std::size_t place = 0; place < kMaxConsumers; ++place) {
     if (place == consumer || !epochs_.at(place)) continue;
     epochs_.at(place)->pending.set_from(out.written, pages);

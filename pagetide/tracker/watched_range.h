@@ -57,7 +57,8 @@ class WatchedRange {
   };
 
   WatchedRange(ByteRange range, HotPages hot);
-  void take(AnyBackend& backend, ByteRange part, std::size_t consumer, Collected& out);
+  void take(AnyBackend& backend, ByteRange part, CollectMode mode, std::size_t consumer,
+            Collected& out);
   void harvest(AnyBackend& backend, ByteRange part, CollectMode mode, Collected& out);
   void poison(ByteRange part, Collected& out) const;
 

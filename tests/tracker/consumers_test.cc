@@ -224,5 +224,44 @@ TEST_F(ConsumersTest, equal_sets_of_their_own_in_random_use) {
   }
 }
 
+// --- takes of a consumer that reads several as one --------------------------------------------
+
+TEST_F(ConsumersTest, what_take_again_reports_is_not_reported_once_more) {
+  write(3);
+  EXPECT_EQ(take(), (Pages{3}));
+  write(5);
+  EXPECT_EQ(pages_of(collect(CollectMode::take_again, {}).written), (Pages{5}));
+  EXPECT_EQ(take(), Pages());
+}
+
+TEST_F(ConsumersTest, what_take_unarmed_reports_is_reported_once_more) {
+  write(3);
+  EXPECT_EQ(pages_of(collect(CollectMode::take_unarmed, {}).written), (Pages{3}));
+  write(5);
+  EXPECT_EQ(take(), (Pages{3, 5}));
+  EXPECT_EQ(take(), Pages());
+}
+
+TEST_F(ConsumersTest, the_others_see_what_take_unarmed_found) {
+  const ConsumerId second = must(tracker_.add_consumer());
+  write(3);
+  EXPECT_EQ(pages_of(collect(CollectMode::take_unarmed, {}).written), (Pages{3}));
+  EXPECT_EQ(take(second), (Pages{3}));
+}
+
+TEST_F(ConsumersTest, take_unarmed_takes_what_was_marked) {
+  tracker_.mark_dirty(pages(7, 1));
+  EXPECT_EQ(pages_of(collect(CollectMode::take_unarmed, {}).written), (Pages{7}));
+  EXPECT_EQ(take(), Pages());
+}
+
+TEST_F(ConsumersTest, every_take_begins_an_epoch) {
+  const std::uint32_t before = tracker_.take_count();
+  collect(CollectMode::take_again, {});
+  collect(CollectMode::take_unarmed, {});
+  collect(CollectMode::peek, {});
+  EXPECT_EQ(tracker_.take_count(), before + 2);
+}
+
 }  // namespace
 }  // namespace pagetide
