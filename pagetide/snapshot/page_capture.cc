@@ -18,20 +18,19 @@ Result<PageCapture> PageCapture::create(std::size_t region_pages, std::size_t st
   return capture;
 }
 
-Result<void> PageCapture::capture(const Source& source, const Collected& collected,
-                                  SegmentWriter& segment) {
-  unchanged_.assign_clear(collected.written.size());
+Result<void> PageCapture::capture(const Source& source, const DirtyBitmap& written,
+                                  const DirtyBitmap& zeroed, SegmentWriter& segment) {
+  unchanged_.assign_clear(written.size());
   // Both sets in one ascending walk.
-  PageRange written = collected.written.next_run(0);
-  PageRange zeroed = collected.zeroed.next_run(0);
-  while (!written.empty() || !zeroed.empty()) {
-    const bool take_written = zeroed.empty() || (!written.empty() && written.first < zeroed.first);
-    if (take_written) {
-      if (auto r = add_written(source, written, segment); !r) return r;
-      written = collected.written.next_run(written.end());
+  PageRange next_written = written.next_run(0);
+  PageRange next_zeroed = zeroed.next_run(0);
+  while (!next_written.empty() || !next_zeroed.empty()) {
+    if (next_zeroed.empty() || (!next_written.empty() && next_written.first < next_zeroed.first)) {
+      if (auto r = add_written(source, next_written, segment); !r) return r;
+      next_written = written.next_run(next_written.end());
     } else {
-      add_zeroed(source, zeroed);
-      zeroed = collected.zeroed.next_run(zeroed.end());
+      add_zeroed(source, next_zeroed);
+      next_zeroed = zeroed.next_run(next_zeroed.end());
     }
   }
   return {};

@@ -10,13 +10,11 @@
 #include "pagetide/snapshot/segment.h"
 #include "pagetide/snapshot/staging.h"
 #include "pagetide/tracker/dirty_bitmap.h"
-#include "pagetide/tracker/tracker.h"
 
 namespace pagetide {
 
-// The pages of data of a snapshot under way: which of those that the tracker reported differ from
-// the parent's, and copies of them. All tables are there before writers are stopped. Not
-// thread-safe.
+// The pages of data of a snapshot under way: which of those that may have changed differ from the
+// parent's, and copies of them. All tables are there before writers are stopped. Not thread-safe.
 class PageCapture {
  public:
   static Result<PageCapture> create(std::size_t region_pages, std::size_t staging_bytes);
@@ -32,15 +30,17 @@ class PageCapture {
 
   // Begins a snapshot.
   void begin() { draft_.clear(); }
-  // Inside the stop. Allocates nothing; writes to the disk only when the staging memory is full.
-  Result<void> capture(const Source& source, const Collected& collected, SegmentWriter& segment);
+  // Inside the stop. Pages that were written, and others that are zero, of which nothing is read.
+  // Allocates nothing; writes to the disk only when the staging memory is full.
+  Result<void> capture(const Source& source, const DirtyBitmap& written, const DirtyBitmap& zeroed,
+                       SegmentWriter& segment);
   // Afterwards: writes the copies that are still in memory.
   Result<void> finish(SegmentWriter& segment) { return staging_.flush(segment); }
   // Whatever became of the snapshot; see Staging.
   void tidy(bool clear) { staging_.tidy(clear); }
 
   const SnapshotDraft& draft() const { return draft_; }
-  // Pages of the watch that were reported and are what they were.
+  // Pages of the watch that were written and are what they were.
   const DirtyBitmap& unchanged() const { return unchanged_; }
 
  private:

@@ -43,6 +43,7 @@ Result<void> Snapshotter::Impl::prepare() {
     auto made = PageCapture::create(region_pages(), options.staging_bytes);
     if (!made) return propagate(made);
     arena.tracker().reserve(arena.region().watch(), collected);
+    zeroed.reserve(region_pages());
     heap_draft = std::move(*heap);
     page_capture = std::move(*made);
   }

@@ -40,6 +40,7 @@ struct Snapshotter::Impl {
 
   // Tables that outlive a call, so that the next one need not allocate.
   Collected collected;
+  DirtyBitmap zeroed;  // what of it was purged, and what was freed
   std::optional<PageCapture> page_capture;
   std::optional<HeapDraft> heap_draft;
 

@@ -4,6 +4,7 @@
 
 #include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/program_identity.h"
+#include "pagetide/snapshot/freed_pages.h"
 #include "pagetide/snapshot/snapshotter_impl.h"
 #include "pagetide/snapshot/stop.h"
 
@@ -48,6 +49,7 @@ class Snapshotter::Impl::Take {
 
  private:
   Result<void> capture();
+  void find_zeroed();
   Result<std::uint64_t> commit();
   format::ManifestHeader header() const;
   Result<void> place_in_chain(format::Manifest& manifest) const;
@@ -120,13 +122,25 @@ Result<void> Snapshotter::Impl::Take::capture() {
   image_pages_ = heap.image_bytes() / page_size();
   holds_code_addresses_ = heap.holds_code_addresses();
   free_bytes_are_zero_ = heap.free_bytes_are_zero();
+  find_zeroed();
   FreeMask mask(heap.metadata());
   return pages_.capture({.region = s_.arena.range().data(),
                          .first_page = s_.first_page(),
                          .before = s_.base->pages,
                          .hash_seed = s_.store.root.seed,
                          .mask = s_.masks_free_bytes() ? &mask : nullptr},
-                        s_.collected, segment_);
+                        s_.collected.written, s_.zeroed, segment_);
+}
+
+// What was freed is zero in snapshots from now on. Most of it nobody has written to, and it would
+// stay as the parent has it.
+void Snapshotter::Impl::Take::find_zeroed() {
+  s_.zeroed.assign_clear(s_.collected.written.size());
+  if (s_.masks_free_bytes() && s_.base_id != 0) {
+    add_freed_pages(heap_draft_, s_.base->heap.metadata(), s_.arena.heap().metadata(), s_.zeroed);
+  }
+  s_.zeroed |= s_.collected.zeroed;
+  s_.zeroed -= s_.collected.written;
 }
 
 Result<std::uint64_t> Snapshotter::Impl::Take::commit() {
