@@ -45,6 +45,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/pagetide DESTINATION ${CMAKE_INSTALL_INC
   PATTERN "allocator/clear/slot_kernels.h" EXCLUDE
   PATTERN "snapshot/draft.h" EXCLUDE
   PATTERN "snapshot/format.h" EXCLUDE
+  PATTERN "snapshot/freed_pages.h" EXCLUDE
   PATTERN "snapshot/heap_draft.h" EXCLUDE
   PATTERN "snapshot/heap_record.h" EXCLUDE
   PATTERN "snapshot/heap_state.h" EXCLUDE

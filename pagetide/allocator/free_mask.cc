@@ -41,8 +41,12 @@ bool clear(std::byte* bytes, std::size_t size) {
 
 }  // namespace
 
+std::size_t FreeMask::offset_in_data(std::size_t page) const {
+  return page * page_size() - metadata_.geometry().data_offset;
+}
+
 bool FreeMask::apply(std::size_t page, std::byte* copy) {
-  const std::size_t at = page * page_size() - metadata_.geometry().data_offset;
+  const std::size_t at = offset_in_data(page);
   const std::size_t span = at / kSpanBytes;
   switch (run_of(span).use) {
     case Use::taken:
@@ -53,6 +57,18 @@ bool FreeMask::apply(std::size_t page, std::byte* copy) {
       break;
   }
   return clear_free_slots(span, at % kSpanBytes, copy);
+}
+
+bool FreeMask::is_free(std::size_t page) {
+  const std::size_t at = offset_in_data(page);
+  const std::size_t span = at / kSpanBytes;
+  const Use use = run_of(span).use;
+  if (use != Use::small) return use == Use::free;
+  const std::size_t size_class = metadata_.entry(span).size_class;
+  const std::size_t offset = at % kSpanBytes;
+  const std::size_t end = std::min(layout::slots_per_span(size_class),
+                                   divide_up(offset + page_size(), kSlotBytes[size_class]));
+  return find_slot(span, offset / kSlotBytes[size_class], end, false) == end;
 }
 
 const FreeMask::Run& FreeMask::run_of(std::size_t span) {

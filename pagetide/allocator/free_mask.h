@@ -19,6 +19,8 @@ class FreeMask {
 
   // `page` is numbered from the region's start and lies in the data. Whether a byte has changed.
   bool apply(std::size_t page, std::byte* copy);
+  // Whether no byte of the page belongs to anybody.
+  bool is_free(std::size_t page);
 
  private:
   enum class Use : std::uint8_t { free, small, taken };
@@ -29,6 +31,7 @@ class FreeMask {
     Use use = Use::taken;
   };
 
+  std::size_t offset_in_data(std::size_t page) const;
   const Run& run_of(std::size_t span);
   Run find_run(std::size_t span, std::size_t floor) const;
   bool clear_free_slots(std::size_t span, std::size_t offset, std::byte* copy) const;

@@ -86,7 +86,7 @@ struct ManifestHeader {
   std::array<std::uint8_t, 20> build_id;
   std::uint32_t reserved0;
   std::uint64_t reported_pages;  // by the tracker
-  std::uint64_t changed_pages;   // of these, with another content than the parent's
+  std::uint64_t changed_pages;   // of these and of what was freed: differ from the parent's
   std::uint64_t zero_pages;      // of these, all zero
   std::uint64_t bytes_written;   // to all files, for this snapshot
   std::uint64_t stop_ns;         // how long writers were held

@@ -25,6 +25,14 @@ class HeapDraft {
   // Notes again what the log held. Any time.
   void put_back(HeapChangeLog& log) const;
 
+  // Calls visit(span) for each whose entry in the span table was captured, ascending.
+  template <typename Visit>
+  void for_each_entry(Visit&& visit) const {
+    for (const Change& change : copied_.span().first(copied_count_)) {
+      if (change.entry) visit(std::size_t{change.span});
+    }
+  }
+
   // The record of what was captured, as far as it differs from the parent.
   std::vector<std::byte> encode_against(const HeapState& parent) const;
 

@@ -21,27 +21,26 @@ Result<PageCapture> PageCapture::create(std::size_t region_pages, std::size_t st
 
 // Both sets in one ascending walk.
 template <typename AddWritten>
-Result<void> PageCapture::add_all(const Source& source, const Collected& collected,
-                                  AddWritten&& add_written) {
-  unchanged_.assign_clear(collected.written.size());
-  PageRange written = collected.written.next_run(0);
-  PageRange zeroed = collected.zeroed.next_run(0);
-  while (!written.empty() || !zeroed.empty()) {
-    const bool take_written = zeroed.empty() || (!written.empty() && written.first < zeroed.first);
-    if (take_written) {
-      if (Result<void> r = add_written(written); !r) return r;
-      written = collected.written.next_run(written.end());
+Result<void> PageCapture::add_all(const Source& source, const DirtyBitmap& written,
+                                  const DirtyBitmap& zeroed, AddWritten&& add_written) {
+  unchanged_.assign_clear(written.size());
+  PageRange next_written = written.next_run(0);
+  PageRange next_zeroed = zeroed.next_run(0);
+  while (!next_written.empty() || !next_zeroed.empty()) {
+    if (next_zeroed.empty() || (!next_written.empty() && next_written.first < next_zeroed.first)) {
+      if (Result<void> r = add_written(next_written); !r) return r;
+      next_written = written.next_run(next_written.end());
     } else {
-      add_zeroed(source, zeroed);
-      zeroed = collected.zeroed.next_run(zeroed.end());
+      add_zeroed(source, next_zeroed);
+      next_zeroed = zeroed.next_run(next_zeroed.end());
     }
   }
   return {};
 }
 
-Result<void> PageCapture::capture(const Source& source, const Collected& collected,
-                                  SegmentWriter& segment) {
-  return add_all(source, collected,
+Result<void> PageCapture::capture(const Source& source, const DirtyBitmap& written,
+                                  const DirtyBitmap& zeroed, SegmentWriter& segment) {
+  return add_all(source, written, zeroed,
                  [&](PageRange run) { return add_written(source, run, segment); });
 }
 
@@ -107,10 +106,11 @@ class RunAppender {
 
 }  // namespace
 
-Result<void> PageCapture::capture_copies(const Source& source, const Collected& collected,
-                                         PageCopies& copies, SegmentWriter& segment) {
+Result<void> PageCapture::capture_copies(const Source& source, const DirtyBitmap& written,
+                                         const DirtyBitmap& zeroed, PageCopies& copies,
+                                         SegmentWriter& segment) {
   RunAppender appender(segment);
-  auto added = add_all(source, collected, [&](PageRange run) -> Result<void> {
+  auto added = add_all(source, written, zeroed, [&](PageRange run) -> Result<void> {
     for (std::size_t tracked = run.first; tracked < run.end(); ++tracked) {
       std::byte* copy = copies.find(tracked);
       if (is_all_zero(copy, page_size())) {

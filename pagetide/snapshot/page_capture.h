@@ -11,13 +11,11 @@
 #include "pagetide/snapshot/segment.h"
 #include "pagetide/snapshot/staging.h"
 #include "pagetide/tracker/dirty_bitmap.h"
-#include "pagetide/tracker/tracker.h"
 
 namespace pagetide {
 
-// The pages of data of a snapshot under way: which of those that the tracker reported differ from
-// the parent's, and copies of them. All tables are there before writers are stopped. Not
-// thread-safe.
+// The pages of data of a snapshot under way: which of those that may have changed differ from the
+// parent's, and copies of them. All tables are there before writers are stopped. Not thread-safe.
 class PageCapture {
  public:
   static Result<PageCapture> create(std::size_t region_pages, std::size_t staging_bytes);
@@ -33,11 +31,14 @@ class PageCapture {
 
   // Begins a snapshot.
   void begin() { draft_.clear(); }
-  // Inside the stop. Allocates nothing; writes to the disk only when the staging memory is full.
-  Result<void> capture(const Source& source, const Collected& collected, SegmentWriter& segment);
-  // The same after the stop, from copies of all pages that `collected` calls written: they are
-  // masked where they are, and written.
-  Result<void> capture_copies(const Source& source, const Collected& collected, PageCopies& copies,
+  // Inside the stop. Pages that were written, and others that are zero, of which nothing is read.
+  // Allocates nothing; writes to the disk only when the staging memory is full.
+  Result<void> capture(const Source& source, const DirtyBitmap& written, const DirtyBitmap& zeroed,
+                       SegmentWriter& segment);
+  // The same after the stop, from copies of all pages of `written`: they are masked where they are,
+  // and written.
+  Result<void> capture_copies(const Source& source, const DirtyBitmap& written,
+                              const DirtyBitmap& zeroed, PageCopies& copies,
                               SegmentWriter& segment);
   // Afterwards: writes the copies that are still in memory.
   Result<void> finish(SegmentWriter& segment) { return staging_.flush(segment); }
@@ -45,12 +46,13 @@ class PageCapture {
   void tidy(bool clear) { staging_.tidy(clear); }
 
   const SnapshotDraft& draft() const { return draft_; }
-  // Pages of the watch that were reported and are what they were.
+  // Pages of the watch that were written and are what they were.
   const DirtyBitmap& unchanged() const { return unchanged_; }
 
  private:
   template <typename AddWritten>
-  Result<void> add_all(const Source& source, const Collected& collected, AddWritten&& add_written);
+  Result<void> add_all(const Source& source, const DirtyBitmap& written, const DirtyBitmap& zeroed,
+                       AddWritten&& add_written);
   Result<void> add_written(const Source& source, PageRange run, SegmentWriter& segment);
   bool add_copy(const Source& source, std::size_t tracked, std::byte* copy, std::uint64_t segment);
   void add_zeroed(const Source& source, PageRange run);

@@ -37,6 +37,7 @@ class Snapshotter::Impl::Rollback {
   Result<void> check_target(std::uint64_t id);
   void find_differing_pages();
   void add_revived_bytes(const HeapPart& part);
+  void find_pages_behind();
   void find_sources();
   Result<void> read_pages();
   void write_pages();
@@ -51,10 +52,13 @@ class Snapshotter::Impl::Rollback {
   std::vector<HeapPart> heap_parts_;  // in which it differs from the base
   // Pages of the watch that the memory may differ in from the target.
   DirtyBitmap differing_;
-  // Where these are stored, as far as they are not zero, and their content one after the other.
+  // Others that have to be given back.
+  DirtyBitmap behind_;
+  // Where those that differ are stored, as far as they are not zero, and their content one after
+  // the other.
   std::vector<format::Extent> sources_;
   VirtualArray<std::byte> content_;
-  DirtyBitmap masked_;  // of these, those that are not what the store has for them
+  DirtyBitmap masked_;  // of them, those that are not what the store has for them
   RollbackStats stats_;
 };
 
@@ -130,6 +134,7 @@ void Snapshotter::Impl::Rollback::find_differing_pages() {
   }
   if (!s_.masks_free_bytes()) return;
   for (const HeapPart& part : heap_parts_) add_revived_bytes(part);
+  find_pages_behind();
 }
 
 // What was free in a snapshot was stored as zero, whatever the memory held there. So where
@@ -159,6 +164,18 @@ void Snapshotter::Impl::Rollback::add_revived_bytes(const HeapPart& part) {
   const std::size_t pages_per_span = layout::kSpanBytes / page_size();
   differing_.set_range(
       PageRange{span * pages_per_span, spans * pages_per_span}.intersect({0, differing_.size()}));
+}
+
+// Behind its last span a heap is zero, and nobody looks there. What was free there in the base need
+// not be.
+void Snapshotter::Impl::Rollback::find_pages_behind() {
+  const std::size_t pages_per_span = layout::kSpanBytes / page_size();
+  const std::size_t end = target().heap.metadata().spans_used() * pages_per_span;
+  const std::size_t base_end = s_.base->heap.metadata().spans_used() * pages_per_span;
+  if (end >= base_end) return;
+  behind_ = DirtyBitmap(base_end);
+  behind_.set_range({end, base_end - end});
+  behind_ -= differing_;
 }
 
 void Snapshotter::Impl::Rollback::find_sources() {
@@ -222,6 +239,10 @@ void Snapshotter::Impl::Rollback::write_pages() {
   }
   zeros.for_each_run([&](PageRange run) {
     zero_run(s_.arena.region(), run.bytes_from(s_.arena.region().tracked_range().begin));
+  });
+  behind_.for_each_run([&](PageRange run) {
+    zero_run_and_give_back(s_.arena.region(),
+                           run.bytes_from(s_.arena.region().tracked_range().begin));
   });
 }
 

@@ -69,7 +69,7 @@ typedef struct pagetide_snapshot_info {
   uint64_t reserve_bytes;
   uint64_t image_pages;
   uint64_t reported_pages;  // by the tracker
-  uint64_t changed_pages;   // of these, with another content than the parent's
+  uint64_t changed_pages;   // of these and of what was freed: differ from the parent's
   uint64_t zero_pages;      // of these, all zero
   uint64_t bytes_written;   // to all files of the store
   uint64_t stop_ns;         // how long writers were held

@@ -24,7 +24,7 @@ struct SnapshotInfo {
   std::uint64_t reserve_bytes = 0;
   std::uint64_t image_pages = 0;
   std::uint64_t reported_pages = 0;    // by the tracker
-  std::uint64_t changed_pages = 0;     // of these, with another content than the parent's
+  std::uint64_t changed_pages = 0;     // of these and of what was freed: differ from the parent's
   std::uint64_t zero_pages = 0;        // of these, all zero
   std::uint64_t bytes_written = 0;     // to all files of the store
   std::uint64_t stop_ns = 0;           // how long writers were held

@@ -51,6 +51,7 @@ Result<void> Snapshotter::Impl::prepare() {
     if (!made) return propagate(made);
     arena.tracker().reserve(arena.region().watch(), collected);
     arena.tracker().reserve(arena.region().watch(), latest);
+    zeroed.reserve(region_pages());
     heap_draft = std::move(*heap);
     page_capture = std::move(*made);
   }

@@ -43,6 +43,7 @@ struct Snapshotter::Impl {
   Collected latest;
   bool has_collected = false;  // for the snapshot or rollback under way
   TakeStats last_take;
+  DirtyBitmap zeroed;  // what of it was purged, and what was freed
   std::optional<PageCapture> page_capture;
   std::optional<PageCopies> page_copies;  // of engine precopy
   std::optional<HeapDraft> heap_draft;

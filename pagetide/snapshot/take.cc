@@ -7,6 +7,7 @@
 
 #include "pagetide/allocator/heap_change_log.h"
 #include "pagetide/allocator/program_identity.h"
+#include "pagetide/snapshot/freed_pages.h"
 #include "pagetide/snapshot/snapshotter_impl.h"
 #include "pagetide/snapshot/stop.h"
 
@@ -60,6 +61,7 @@ class Snapshotter::Impl::Take {
   Result<void> capture();
   Result<void> capture_copies();
   PageCapture::Source source(FreeMask& mask) const;
+  void find_zeroed();
   Result<std::uint64_t> commit();
   format::ManifestHeader header() const;
   Result<void> place_in_chain(format::Manifest& manifest) const;
@@ -167,11 +169,12 @@ Result<void> Snapshotter::Impl::Take::capture() {
   image_pages_ = heap.image_bytes() / page_size();
   holds_code_addresses_ = heap.holds_code_addresses();
   free_bytes_are_zero_ = heap.free_bytes_are_zero();
+  find_zeroed();
   has_copies_ = has_copies_ && copy_latest();
   stats_.stop_pages = has_copies_ ? s_.latest.written.count() : s_.collected.written.count();
   if (has_copies_) return {};
   FreeMask mask(heap.metadata());
-  return pages_.capture(source(mask), s_.collected, segment_);
+  return pages_.capture(source(mask), s_.collected.written, s_.zeroed, segment_);
 }
 
 PageCapture::Source Snapshotter::Impl::Take::source(FreeMask& mask) const {
@@ -188,7 +191,19 @@ Result<void> Snapshotter::Impl::Take::capture_copies() {
   base_is_ahead_ = true;
   s_.base->heap.apply(heap_delta_, format::HeapRecordKind::delta);
   FreeMask mask(s_.base->heap.metadata());
-  return pages_.capture_copies(source(mask), s_.collected, *s_.page_copies, segment_);
+  return pages_.capture_copies(source(mask), s_.collected.written, s_.zeroed, *s_.page_copies,
+                               segment_);
+}
+
+// What was freed is zero in snapshots from now on. Most of it nobody has written to, and it would
+// stay as the parent has it.
+void Snapshotter::Impl::Take::find_zeroed() {
+  s_.zeroed.assign_clear(s_.collected.written.size());
+  if (s_.masks_free_bytes() && s_.base_id != 0) {
+    add_freed_pages(heap_draft_, s_.base->heap.metadata(), s_.arena.heap().metadata(), s_.zeroed);
+  }
+  s_.zeroed |= s_.collected.zeroed;
+  s_.zeroed -= s_.collected.written;
 }
 
 Result<std::uint64_t> Snapshotter::Impl::Take::commit() {

@@ -143,6 +143,8 @@ TEST_F(FreeMaskTest, random_heaps_match_a_walk_byte_for_byte) {
         ASSERT_EQ(copy[at] == std::byte{0xff}, live[page * page_size() + at])
             << "page " << page << " byte " << at << " seed " << random.seed();
       }
+      ASSERT_EQ(mask.is_free(first_page() + page), ones(copy) == 0)
+          << "page " << page << " seed " << random.seed();
     }
   }
 }
@@ -165,7 +167,9 @@ TEST_F(FreeMaskTest, random_damage_is_harmless) {
     FreeMask mask(HeapMetadata(metadata.data(), g));
     for (std::size_t i = 0; i < 200; ++i) {
       std::fill(copy.begin(), copy.end(), std::byte{0xff});
-      mask.apply(first_page() + random.below(g.span_count * kSpanBytes / page_size()), copy.data());
+      const std::size_t page = first_page() + random.below(g.span_count * kSpanBytes / page_size());
+      mask.apply(page, copy.data());
+      EXPECT_EQ(mask.is_free(page), is_all_zero(copy.data(), page_size()));
       for (std::size_t at = page_size(); at < copy.size(); ++at)
         ASSERT_EQ(copy[at], std::byte{0xff});
     }

@@ -10,11 +10,16 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "pagetide/allocator/free_mask.h"
 #include "pagetide/allocator/heap.h"
 #include "pagetide/allocator/heap_race_points.h"
+#include "pagetide/base/hash.h"
 #include "tests/support/must.h"
 #include "tests/support/random_source.h"
 #include "tests/support/test_heap.h"
@@ -38,21 +43,11 @@ std::uint64_t pattern(const std::uint64_t* at, std::size_t count) {
   return reinterpret_cast<std::uintptr_t>(at) * 0x9e37'79b9'7f4a'7c15U + count;
 }
 
-Block make(Heap& heap, RandomSource& random) {
+std::size_t random_size(RandomSource& random) {
   const std::size_t kind = random.below(100);
-  const std::size_t bytes = kind < 80   ? random.between(8, 300)
-                            : kind < 99 ? random.between(300, 20'000)
-                                        : random.between(20'000, 200'000);
-  Block block;
-  block.words = static_cast<std::uint64_t*>(random.one_in(4) ? heap.allocate_zeroed(bytes)
-                                                             : heap.allocate(bytes));
-  if (block.words == nullptr) return {};
-  block.count = bytes / 8;
-  // Both ends of large ones are enough.
-  for (std::size_t i = 0; i<block.count; i += block.count> 200 ? block.count - 1 : 1) {
-    block.words[i] = pattern(block.words + i, block.count);
-  }
-  return block;
+  return kind < 80   ? random.between(8, 300)
+         : kind < 99 ? random.between(300, 20'000)
+                     : random.between(20'000, 200'000);
 }
 
 // False: it was not as it was left.
@@ -85,9 +80,33 @@ struct RacePoints {
 };
 #endif
 
-class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
+// With so many threads, under each policy.
+class HeapThreadsTest : public testing::TestWithParam<std::tuple<std::size_t, ClearPolicy>> {
  protected:
   static constexpr std::size_t kExchange = 512;
+
+  static std::size_t thread_count() { return std::get<0>(GetParam()); }
+  static ClearPolicy policy() { return std::get<1>(GetParam()); }
+
+  // Under the policies that clear, what was freed is gone before it is handed out again.
+  Block make(RandomSource& random) {
+    const std::size_t bytes = random_size(random);
+    const bool zeroed = random.one_in(4);
+    Block block;
+    block.words = static_cast<std::uint64_t*>(zeroed ? heap_->allocate_zeroed(bytes)
+                                                     : heap_->allocate(bytes));
+    if (block.words == nullptr) return {};
+    if ((zeroed || policy() != ClearPolicy::never) &&
+        !is_all_zero(block.words, heap_->usable_size(block.words))) {
+      ++not_zero_;
+    }
+    block.count = bytes / 8;
+    // Both ends of large ones are enough.
+    for (std::size_t i = 0; i<block.count; i += block.count> 200 ? block.count - 1 : 1) {
+      block.words[i] = pattern(block.words + i, block.count);
+    }
+    return block;
+  }
 
   // A thread's life: it makes blocks, exchanges them with others, frees what it gets.
   void live(std::uint64_t seed, std::size_t steps) {
@@ -99,9 +118,7 @@ class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
       const std::shared_lock guard(writers_);
       for (int i = 0; i < 50; ++i) {
         if (own.size() < 200 && random.one_in(2)) {
-          if (const Block block = make(*heap_, random); block.words != nullptr) {
-            own.push_back(block);
-          }
+          if (const Block block = make(random); block.words != nullptr) own.push_back(block);
         } else if (!own.empty()) {
           std::swap(own[random.below(own.size())], own.back());
           give(own.back(), random);
@@ -125,10 +142,30 @@ class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
   void check(bool intact) {
     if (!intact) ++broken_;
   }
+  // While nobody is in the heap, and once it has taken in what others freed.
+  bool free_memory_is_zero() {
+    FreeMask mask(heap_->metadata());
+    std::vector<std::byte> copy(page_size());
+    const std::byte* const end = heap_.data() + heap_.superblock().spans_used * layout::kSpanBytes;
+    for (const std::byte* page = heap_.data(); page < end; page += page_size()) {
+      std::memcpy(copy.data(), page, page_size());
+      const auto offset = static_cast<std::size_t>(page - heap_.region().base());
+      if (mask.apply(offset / page_size(), copy.data())) return false;
+    }
+    return true;
+  }
+  void begin_epoch() {
+    must(heap_.region().tracker().collect(heap_.region().watch(), CollectMode::take));
+  }
+  // At the beginning of an epoch, so that all of it lies in clean pages.
   void free_all() {
+    begin_epoch();
     for (Place& place : places_) {
-      if (place.block.words != nullptr) check(check_and_free(*heap_, place.block));
-      place.block = {};
+      const Block block = std::exchange(place.block, {});
+      if (block.words == nullptr) continue;
+      check(check_and_free(*heap_, block));
+      const bool is_cleared = *block.words == 0;
+      if (is_cleared != (policy() == ClearPolicy::on_free)) ++freed_wrongly_;
     }
   }
 
@@ -137,23 +174,31 @@ class HeapThreadsTest : public testing::TestWithParam<std::size_t> {
     Block block;
   };
 
-  TestHeap heap_{256_MiB};
+  TestHeap heap_{256_MiB, policy()};
   std::array<Place, kExchange> places_;
   std::shared_mutex writers_;  // held exclusively while the heap is looked at
   std::atomic<bool> wanted_alone_ = false;
   std::atomic<bool> stop_ = false;
   std::atomic<int> broken_ = 0;
+  std::atomic<int> not_zero_ = 0;
+  int freed_wrongly_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(with, HeapThreadsTest, testing::Values(1, 2, 8), [](const auto& threads) {
-  return std::to_string(threads.param) + "_threads";
-});
+INSTANTIATE_TEST_SUITE_P(with, HeapThreadsTest,
+                         testing::Combine(testing::Values(1, 2, 8),
+                                          testing::Values(ClearPolicy::deferred,
+                                                          ClearPolicy::on_free,
+                                                          ClearPolicy::never)),
+                         [](const auto& instance) {
+                           return std::to_string(std::get<0>(instance.param)) + "_threads_" +
+                                  name_of(std::get<1>(instance.param));
+                         });
 
 TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
   const RacePoints race_points;
   const std::uint64_t seed = test_seed();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(scaled(1500));
-  std::vector<std::thread> threads(GetParam());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(scaled(1000));
+  std::vector<std::thread> threads(thread_count());
   // Threads live for a while, and others take their place.
   std::atomic<std::uint64_t> lives = 0;
   for (std::thread& thread : threads) {
@@ -168,13 +213,15 @@ TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
   while (std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(random.between(1, 20)));
     // Epochs advance while they run.
-    must(heap_.region().tracker().collect(heap_.region().watch(), CollectMode::take));
+    begin_epoch();
     if (!random.one_in(4)) continue;
     wanted_alone_ = true;
     const std::unique_lock hold(writers_);
     wanted_alone_ = false;
     const auto stats = heap_->check();
-    ASSERT_TRUE(stats) << stats.error().message();
+    EXPECT_TRUE(stats) << stats.error().message();
+    EXPECT_TRUE(policy() != ClearPolicy::on_free || free_memory_is_zero());
+    if (HasFailure()) break;
     // As after a rollback: everybody's heap is gone, and what is in the region counts.
     if (random.one_in(2)) must(heap_->rebuild());
   }
@@ -182,6 +229,8 @@ TEST_P(HeapThreadsTest, nothing_overlaps_and_nothing_is_lost) {
   for (std::thread& thread : threads) thread.join();
   free_all();
   EXPECT_EQ(broken_, 0);
+  EXPECT_EQ(not_zero_, 0);
+  EXPECT_EQ(freed_wrongly_, 0);
   EXPECT_EQ(must(heap_->check()).live_blocks, 0U);
 }
 

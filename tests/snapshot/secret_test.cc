@@ -327,6 +327,23 @@ TEST_F(DeferredSecretTest, does_not_stay_in_a_slot_that_was_zero_before) {
   must(snapshotter_->rollback(before));
 }
 
+// The heap of the first snapshot ends before the block: what was free in it lies behind the end
+// then.
+TEST_F(DeferredSecretTest, does_not_stay_behind_the_end_of_a_smaller_heap) {
+  constexpr std::size_t kBlockBytes = 10 * layout::kSpanBytes;
+  auto* block = static_cast<char*>(must(arena_.allocate_zeroed(kBlockBytes)));
+  const SnapshotId zero = take();
+  const Secret other = new_secret();
+  std::copy(other.begin(), other.end(), block + kBlockBytes / 2);
+  arena_.deallocate(block);
+  take();
+  ASSERT_TRUE(holds({block, kBlockBytes}, other)) << "else nothing was masked";
+  must(snapshotter_->rollback({1}));
+  EXPECT_FALSE(holds({block, kBlockBytes}, other));
+  must(snapshotter_->rollback(zero));
+  EXPECT_FALSE(holds({block, kBlockBytes}, other));
+}
+
 TEST_F(DeferredSecretTest, snapshots_say_that_free_bytes_are_masked) {
   const SnapshotInfo info = must(store_.info(take()));
   EXPECT_TRUE(info.free_bytes_masked);
