@@ -204,6 +204,21 @@ TEST_F(LuaVmTest, the_order_of_pairs_stays_in_the_next_process) {
   EXPECT_EQ(second["end"]["world"], first["end"]["world"]);
 }
 
+// What they hold lies outside the heap.
+TEST_F(LuaVmTest, a_script_has_no_streams_and_no_libraries) {
+  const std::string game = file("globals.lua", R"lua(
+    function state()
+      local found = {}
+      for _, name in ipairs {"io", "os", "package", "require", "debug", "dofile", "loadfile"} do
+        if _G[name] then found[#found + 1] = name end
+      end
+      return table.concat(found, " ")
+    end
+    return ""
+  )lua");
+  EXPECT_EQ(run_json({"--game", game})["end"]["world"], "");
+}
+
 TEST_F(LuaVmTest, works_where_pages_are_compared) {
   const RunOptions compare = {.environment = {{"PAGETIDE_DISABLE", "userfaultfd"}}};
   const Json whole =
