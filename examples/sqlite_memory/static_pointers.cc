@@ -15,7 +15,8 @@ struct Search {
 };
 
 // A sanitizer knows of bytes between variables that nobody should read.
-[[gnu::no_sanitize("address", "thread")]] std::uintptr_t word_at(std::uintptr_t address) {
+[[gnu::no_sanitize_address, gnu::no_sanitize_thread]] std::uintptr_t word_at(
+    std::uintptr_t address) {
   return *reinterpret_cast<const std::uintptr_t*>(address);  // NOLINT: an address from the loader
 }
 

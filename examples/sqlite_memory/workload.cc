@@ -22,11 +22,14 @@ std::uint64_t Workload::end() {
 void Workload::run() {
   pagetide::Mutator mutator(points_, "workload");
   while (!is_to_end_) {
-    auto done = run_transaction(state_);
-    if (!done) error_ = std::move(done).error();
-    transactions_ = done ? transactions_ + 1 : kFailed;
+    if (auto done = run_transaction(state_); !done) {
+      error_ = std::move(done).error();
+      transactions_ = kFailed;
+      transactions_.notify_one();
+      return;
+    }
+    ++transactions_;
     transactions_.notify_one();
-    if (!done) return;
     mutator.poll();
   }
 }
