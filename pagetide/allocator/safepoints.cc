@@ -203,6 +203,13 @@ Safepoints::Late Safepoints::find_late() const {
 }
 
 Result<void> Safepoints::stop(std::chrono::milliseconds limit) {
+  // Only this thread can have made it this value, and only it makes it another one.
+  const void* const self = &Mutator::of_thread();
+  if (stopped_by_.load(std::memory_order_relaxed) == self) {
+    return failure(ErrorCode::busy,
+                   "this thread has stopped the others already, and would wait for itself. Resume "
+                   "them first, or take the snapshot with a snapshotter that does not stop them.");
+  }
   // Not to be waited for by who has stopped the others now, nor by this stop.
   Mutator* const own = Mutator::find_mine(*this);
   if (own != nullptr) own->leave();
@@ -216,11 +223,16 @@ Result<void> Safepoints::stop(std::chrono::milliseconds limit) {
       in_time = sys::futex_wait(each->state_, Mutator::kAtWork, deadline);
     }
   }
-  if (in_time) return {};
   // Before they go on: afterwards nobody is late. There may be none any more, at the last moment.
-  const Late late = find_late();
-  if (late.count == 0) return {};
+  const Late late = in_time ? Late() : find_late();
+  if (late.count == 0) {
+    stopped_by_.store(self, std::memory_order_relaxed);
+    // Whoever has stopped them may take a snapshot, which takes locks of lower ranks.
+    mutex_.keep();
+    return {};
+  }
   let_go();
+  mutex_.unlock();
   if (own != nullptr) own->enter();
   return failure(
       ErrorCode::timed_out,
@@ -232,11 +244,12 @@ Result<void> Safepoints::stop(std::chrono::milliseconds limit) {
 void Safepoints::let_go() {
   request_.store(0, std::memory_order_seq_cst);
   sys::futex_wake_all(request_);
-  mutex_.unlock();
 }
 
 void Safepoints::resume() {
   let_go();
+  stopped_by_.store(nullptr, std::memory_order_relaxed);
+  mutex_.unlock_kept();
   if (Mutator* const own = Mutator::find_mine(*this)) own->enter();
 }
 

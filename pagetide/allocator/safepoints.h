@@ -36,8 +36,9 @@ class PAGETIDE_API Safepoints {
   // Who calls while another one has stopped them waits until its resume(); that time does not
   // count. Other threads that become a mutator, or cease to be one, wait for resume() too; the
   // calling one does neither between the two, and stops the mutators of one Safepoints at a time.
-  // Allocates only to say what failed. Errors: timed_out, naming who is late; all threads go on
-  // then.
+  // Between the two it may take snapshots and roll back, with a snapshotter that does not stop them
+  // again (Quiesce::none()). Allocates only to say what failed. Errors: timed_out, naming who is
+  // late; all threads go on then. busy where this thread has stopped them already.
   Result<void> stop(std::chrono::milliseconds limit);
   void resume();
 
@@ -55,6 +56,7 @@ class PAGETIDE_API Safepoints {
   alignas(64) std::atomic<std::uint32_t> request_ = 0;
   alignas(64) mutable RankedMutex mutex_{LockRank::safepoints, "safepoints"};
   std::uint32_t last_request_ = 0;
+  std::atomic<const void*> stopped_by_ = nullptr;  // what only one thread has; of no other use
   Mutator* first_ = nullptr;
 };
 

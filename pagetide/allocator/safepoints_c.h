@@ -31,9 +31,10 @@ PAGETIDE_API void pagetide_safepoints_destroy(pagetide_safepoints* points);
 // Returns when every mutator waits at a poll or is away; they stay so until the same thread calls
 // pagetide_safepoints_resume(). The calling thread may be a mutator and is not waited for. Who
 // calls while another thread has stopped them waits for its end first. What takes snapshots does
-// this by itself; see pagetide_snapshotter_options. The thread must not stop twice.
+// this by itself; see pagetide_snapshotter_options. Between the two calls the thread may take
+// snapshots and roll back with a snapshotter that does not.
 // Errors: TIMED_OUT where a thread does not come within `limit_ms`: the message names it, and all
-// threads go on.
+// threads go on; BUSY where the calling thread has stopped them already.
 PAGETIDE_API int pagetide_safepoints_stop(pagetide_safepoints* points, uint64_t limit_ms);
 PAGETIDE_API int pagetide_safepoints_resume(pagetide_safepoints* points);
 

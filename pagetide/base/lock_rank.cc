@@ -53,6 +53,10 @@ void RankedMutex::unlock() {
   mutex_.unlock();
 }
 
+void RankedMutex::keep() {
+  pop(*this);
+}
+
 #else
 
 void RankedMutex::lock() {
@@ -61,6 +65,7 @@ void RankedMutex::lock() {
 void RankedMutex::unlock() {
   mutex_.unlock();
 }
+void RankedMutex::keep() {}
 
 #endif
 

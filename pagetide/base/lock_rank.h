@@ -12,7 +12,7 @@ namespace pagetide {
 // and abort with both names. The idea is jemalloc's witness (witness.h).
 enum class LockRank : std::uint8_t {
   snapshotter = 10,         // one take() or rollback() at a time
-  safepoints = 15,          // which threads a stop waits for; held for the whole stop
+  safepoints = 15,          // which threads a stop waits for; kept for the whole stop
   store = 20,               // the store's in-memory index
   fork_held = 29,           // all mutexes that are held over a fork
   heap_roots = 30,          // root table of an arena
@@ -38,6 +38,12 @@ class PAGETIDE_API RankedMutex {
   // with different settings agree.
   void lock();
   void unlock();
+
+  // By the thread that holds it, once, before unlock_kept(): it is no longer among the locks whose
+  // ranks count. For what lasts longer than a call of the library: only the program knows what it
+  // does meanwhile.
+  void keep();
+  void unlock_kept() { mutex_.unlock(); }
 
   // For pthread_atfork(): all locks of a rank are held at once, and released in the child by a
   // thread that never took them.

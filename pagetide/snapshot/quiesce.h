@@ -46,7 +46,8 @@ struct Quiesce {
                            std::chrono::milliseconds limit = std::chrono::seconds(1)) {
     return {[&points, limit] { return points.stop(limit); }, [&points] { points.resume(); }};
   }
-  // The caller itself is the only thread that uses the arena, or holds the others already.
+  // The caller itself is the only thread that uses the arena, or holds the others already: from
+  // before take() or rollback() until it has returned (Safepoints::stop()).
   static Quiesce none() { return {}; }
 };
 

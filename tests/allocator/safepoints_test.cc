@@ -264,6 +264,28 @@ TEST(SafepointsTest, who_stops_the_others_need_not_come_itself) {
   std::thread([&] { EXPECT_FALSE(points.stop(0ms)); }).join();
 }
 
+TEST(SafepointsTest, stopping_twice_is_refused_and_changes_nothing) {
+  Safepoints points;
+  Mutator mutator(points);
+  must(points.stop(0ms));
+  const auto again = points.stop(kLong);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code(), ErrorCode::busy);
+  // Still stopped: who comes has to wait.
+  Running thread([&](Running& self) {
+    self.reach(1);
+    const Mutator other(points);
+    self.reach(2);
+  });
+  thread.await(1);
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(thread.step(), 1);
+  points.resume();
+  thread.await(2);
+  EXPECT_TRUE(points.stop(kLong));
+  points.resume();
+}
+
 #if PAGETIDE_COUNTS_ALLOCATIONS
 TEST(SafepointsTest, a_stop_allocates_nothing) {
   Safepoints points;

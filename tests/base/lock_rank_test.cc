@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <deque>
 #include <thread>
@@ -46,6 +48,31 @@ TEST(RankedMutexTest, may_be_taken_in_ascending_order_and_released_in_any) {
   }
   EXPECT_EQ(middle.rank(), LockRank::heap_threads);
   EXPECT_STREQ(middle.name(), "heap threads");
+}
+
+TEST(RankedMutexTest, what_is_kept_keeps_others_out_until_it_is_unlocked) {
+  RankedMutex mutex(LockRank::store, "store");
+  mutex.lock();
+  mutex.keep();
+  std::atomic<bool> is_in = false;
+  std::thread other([&] {
+    const RankedLock lock(mutex);
+    is_in = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(is_in);
+  mutex.unlock_kept();
+  other.join();
+  EXPECT_TRUE(is_in);
+}
+
+TEST(RankedMutexTest, a_lower_rank_may_be_taken_while_a_higher_one_is_kept) {
+  RankedMutex low(LockRank::snapshotter, "snapshotter");
+  RankedMutex high(LockRank::safepoints, "safepoints");
+  high.lock();
+  high.keep();
+  { const RankedLock lock(low); }
+  high.unlock_kept();
 }
 
 // Nothing is checked in other builds, so there is nothing to test either.

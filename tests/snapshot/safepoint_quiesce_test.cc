@@ -142,6 +142,32 @@ TEST_F(SafepointQuiesceTest, a_mutator_may_take_snapshots_itself) {
   EXPECT_TRUE(snapshotter.rollback(id));
 }
 
+// For a program that has more to do while it holds them.
+TEST_F(SafepointQuiesceTest, who_has_stopped_the_others_may_take_snapshots_and_roll_back) {
+  Arena arena = make_arena();
+  ArenaMutators mutators(arena, points_, kThreads, test_seed());
+  Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::none()});
+  must(points_.stop(kLong));
+  const auto id = snapshotter.take();
+  ASSERT_TRUE(id);
+  const auto back = snapshotter.rollback(*id);
+  const std::string wrong = wrong_with_blocks(arena);
+  points_.resume();
+  EXPECT_TRUE(back);
+  EXPECT_EQ(wrong, "");
+}
+
+TEST_F(SafepointQuiesceTest, who_has_stopped_the_others_is_told_that_it_stops_them_again) {
+  Arena arena = make_arena();
+  Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::safepoint(points_, kLong)});
+  must(points_.stop(kLong));
+  const auto taken = snapshotter.take();
+  points_.resume();
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code(), ErrorCode::busy);
+  EXPECT_THAT(taken.error().message(), HasSubstr("has stopped the others already"));
+}
+
 class LateThreadTest : public SafepointQuiesceTest {
  protected:
   LateThreadTest() {
