@@ -20,7 +20,7 @@
 //
 // Every entrant runs in processes of its own (bench_heap_worker, the same program for all of them)
 // and is called through the same table of function pointers. A round runs all entrants over a
-// workload, in another order each time; numbers are medians of three rounds, whatever
+// workload, in another order each time; numbers are medians of five rounds, whatever
 // --benchmark_repetitions says, ratios medians of the ratios within a round. Blocks have a pattern
 // at both ends that is checked when they are freed, containers are asked for what they hold; an
 // entrant that fails that has no result.
@@ -152,7 +152,7 @@ void register_dirty_pages(const std::vector<HeapEntrant>& entrants) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // The rounds are the repetitions, and three times three minutes would be long. The last flag
+  // The rounds are the repetitions, and three times ten minutes would be long. The last flag
   // wins.
   std::string once = "--benchmark_repetitions=1";
   std::vector<char*> arguments(argv, argv + argc);

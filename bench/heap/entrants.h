@@ -14,7 +14,7 @@ struct HeapEntrant {
   std::map<std::string, std::string> environment;
   std::string missing;  // why it cannot take part; empty: it can
 
-  unsigned portions = 3;  // of the work in a run; the slow ones do less
+  unsigned portions = 6;  // of the work in a run; the slow ones do less
 
   bool clears_by_memset() const { return source == "malloc_clears"; }
   bool is_arena() const { return source.starts_with("arena"); }

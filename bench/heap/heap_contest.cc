@@ -15,7 +15,7 @@ namespace pagetide::bench {
 
 namespace {
 
-constexpr int kRounds = 3;
+constexpr int kRounds = 5;
 
 // Epochs of an arena's tracker, and how many of them a run is long.
 struct Epochs {

@@ -96,7 +96,8 @@ void Heap::Impl::refuse(std::string_view what, const void* block, std::string_vi
 
 // See Heap::allocate().
 void Heap::deallocate(void* block) noexcept {
-  HeapTables& tables = impl_->tables;
+  Impl& impl = *impl_;
+  HeapTables& tables = impl.tables;
   const std::size_t in_data = tables.data_offset_of(block);
   HeapThread& mine = detail::heap_thread;
   if (in_data < tables.data_bytes() && mine.heap_id == id_) [[likely]] {
@@ -111,7 +112,7 @@ void Heap::deallocate(void* block) noexcept {
       std::uint64_t& word = bit_word(bit);
       const std::uint64_t marked = load_shared(word);
       const std::uint64_t others = marked & ~bit_mask(bit);
-      if (is_slot_start(place, stack.reciprocal) && others != marked && stack.has_room())
+      if (others != marked && is_slot_start(place, stack.reciprocal) && stack.has_room())
           [[likely]] {
         // Its line is noted as changed already: a slot of the page was handed out in this epoch.
         store_shared(word, others);
@@ -127,7 +128,7 @@ void Heap::deallocate(void* block) noexcept {
     }
     turn_off_fast_path(mine.activity);
   }
-  impl_->deallocate(block);
+  impl.deallocate(block);
 }
 
 void Heap::deallocate_batch(std::span<void* const> blocks) noexcept {
