@@ -16,6 +16,7 @@ Result<PageCapture> PageCapture::create(std::size_t region_pages, std::size_t st
   capture.draft_ = std::move(*draft);
   capture.staging_ = std::move(*staging);
   capture.unchanged_.reserve(region_pages);
+  capture.masked_.reserve(region_pages);
   return capture;
 }
 
@@ -24,6 +25,7 @@ template <typename AddWritten>
 Result<void> PageCapture::add_all(const Source& source, const DirtyBitmap& written,
                                   const DirtyBitmap& zeroed, AddWritten&& add_written) {
   unchanged_.assign_clear(written.size());
+  masked_.assign_clear(written.size());
   PageRange next_written = written.next_run(0);
   PageRange next_zeroed = zeroed.next_run(0);
   while (!next_written.empty() || !next_zeroed.empty()) {
@@ -68,9 +70,12 @@ bool PageCapture::add_copy(const Source& source, std::size_t tracked, std::byte*
                            std::uint64_t segment) {
   const std::size_t page_bytes = page_size();
   const std::size_t page = source.first_page + tracked;
-  if (source.mask != nullptr && source.mask->apply(page, copy) && is_all_zero(copy, page_bytes)) {
-    add_zero(source, tracked);
-    return false;
+  if (source.mask != nullptr && source.mask->apply(page, copy)) {
+    masked_.set(tracked);
+    if (is_all_zero(copy, page_bytes)) {
+      add_zero(source, tracked);
+      return false;
+    }
   }
   const Hash128 hash = hash128(copy, page_bytes, source.hash_seed);
   if (!source.before.is_zero(page) && source.before.hash(page) == hash) {

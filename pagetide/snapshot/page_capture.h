@@ -48,6 +48,8 @@ class PageCapture {
   const SnapshotDraft& draft() const { return draft_; }
   // Pages of the watch that were written and are what they were.
   const DirtyBitmap& unchanged() const { return unchanged_; }
+  // Those that are not in the snapshot as they are in memory.
+  const DirtyBitmap& masked() const { return masked_; }
 
  private:
   template <typename AddWritten>
@@ -60,6 +62,7 @@ class PageCapture {
 
   SnapshotDraft draft_;
   DirtyBitmap unchanged_;
+  DirtyBitmap masked_;
   Staging staging_;
 };
 

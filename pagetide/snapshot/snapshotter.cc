@@ -55,7 +55,8 @@ Result<void> Snapshotter::Impl::prepare() {
     heap_draft = std::move(*heap);
     page_capture = std::move(*made);
   }
-  if (!page_copies && options.engine == SnapshotEngine::precopy && options.quiesce.pause) {
+  if (!page_copies && options.engine == SnapshotEngine::precopy && options.quiesce.pause &&
+      sees_every_write(arena.tracker().backend())) {
     auto made = PageCopies::create(region_pages(), options.staging_bytes);
     if (!made) return propagate(made);
     page_copies = std::move(*made);

@@ -17,8 +17,10 @@ enum class SnapshotEngine : std::uint8_t {
   // Changed pages are copied while writers run, in rounds, each of which copies what was written
   // during the one before. Writers are held for one more scan, and for the copies of what they
   // wrote
-  // last. Where nobody need be held (Quiesce::none), and where the changed pages are more than
-  // `staging_bytes` have room for, it does what `stop` does.
+  // last. It does what `stop` does where nobody need be held (Quiesce::none), where the changed
+  // pages
+  // are more than `staging_bytes` have room for, and where the arena's tracker does not see every
+  // write of running threads (back ends compare and soft_dirty).
   precopy,
   // Writers are held while the page table is scanned and the changed pages are copied.
   stop,
@@ -39,8 +41,9 @@ struct SnapshotterOptions {
 
 // What a take did.
 struct TakeStats {
-  SnapshotEngine engine = SnapshotEngine::stop;  // that took it
-  unsigned rounds = 0;                           // before writers were held
+  SnapshotEngine engine = SnapshotEngine::stop;  // that took it; see SnapshotEngine::precopy
+  unsigned rounds = 0;                           // before writers were held, the last one in vain
+                                                 // where copies had no room
   std::uint64_t copied_pages = 0;                // in the rounds, each time counted
   std::uint64_t stop_pages = 0;                  // copied while writers were held
   std::uint64_t stop_ns = 0;                     // from when writers were held until they went on

@@ -62,6 +62,7 @@ class Snapshotter::Impl::Take {
   Result<void> capture_copies();
   PageCapture::Source source(FreeMask& mask) const;
   void find_zeroed();
+  void mark_what_memory_has_otherwise();
   Result<std::uint64_t> commit();
   format::ManifestHeader header() const;
   Result<void> place_in_chain(format::Manifest& manifest) const;
@@ -128,6 +129,7 @@ Result<SnapshotId> Snapshotter::Impl::Take::run() {
   s_.base_id = *id;
   s_.arena.set_origin({s_.store.root.uuid, *id});
   s_.arena.tracker().report_unchanged(s_.arena.region().watch(), pages_.unchanged());
+  mark_what_memory_has_otherwise();
   stats_.engine = has_copies_ ? SnapshotEngine::precopy : SnapshotEngine::stop;
   stats_.total_ns = ns_since(start_);
   s_.last_take = stats_;
@@ -204,6 +206,20 @@ void Snapshotter::Impl::Take::find_zeroed() {
   }
   s_.zeroed |= s_.collected.zeroed;
   s_.zeroed -= s_.collected.written;
+}
+
+// Back end compare looks for pages that are not what they were in memory. Of those that the
+// snapshot has otherwise, because what is free in them is zero there, that says nothing: what is
+// free can be allocated again and get the same bytes.
+void Snapshotter::Impl::Take::mark_what_memory_has_otherwise() {
+  Tracker& tracker = s_.arena.tracker();
+  if (tracker.backend() != BackendKind::compare) return;
+  s_.zeroed -= s_.collected.zeroed;
+  DirtyBitmap pages = pages_.masked();
+  pages |= s_.zeroed;
+  pages.for_each_run([&](PageRange run) {
+    tracker.mark_dirty(run.bytes_from(s_.arena.region().tracked_range().begin));
+  });
 }
 
 Result<std::uint64_t> Snapshotter::Impl::Take::commit() {

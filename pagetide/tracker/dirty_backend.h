@@ -23,6 +23,13 @@ enum class BackendKind : std::uint8_t {
 
 PAGETIDE_API std::string_view to_string(BackendKind kind);
 
+// Whether a take finds every page that was written since the one before, while writers run: what
+// was copied after a take and is not found by the next one has not changed in between. compare does
+// not see a page that was changed and changed back, and soft_dirty loses writes during a take.
+constexpr bool sees_every_write(BackendKind kind) {
+  return kind != BackendKind::compare && kind != BackendKind::soft_dirty;
+}
+
 // Back ends know take and peek alone.
 enum class CollectMode : std::uint8_t {
   take,  // report and begin a new epoch

@@ -1,7 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "pagetide/snapshot/snapshotter.h"
 #include "pagetide/tracker/backend_choice.h"
@@ -118,6 +124,91 @@ TEST_P(ArenaBackendTest, an_arena_that_is_opened_again_is_tracked_from_its_first
     mutator.steps(200);
     const SnapshotId next = must(snapshotter.take());
     ASSERT_EQ(difference(image_of(again), must(image_of(store_, next))), "") << "round " << round;
+  }
+}
+
+// Under ClearPolicy::deferred, by which free bytes stay in memory and are zero in a snapshot.
+TEST_P(ArenaBackendTest, a_large_block_that_gets_the_same_bytes_again_is_in_the_snapshot) {
+  constexpr std::size_t kBytes = 400'000;
+  Arena arena = new_arena();
+  Snapshotter snapshotter(arena, store_);
+  void* block = must(arena.allocate(kBytes));
+  must(arena.allocate(100'000));
+  std::memset(block, 0x41, kBytes);
+  must(snapshotter.take());
+  arena.deallocate(block);
+  must(snapshotter.take());
+  ASSERT_EQ(must(arena.allocate(kBytes)), block);
+  std::memset(block, 0x41, kBytes);
+  const SnapshotId id = must(snapshotter.take());
+  EXPECT_EQ(difference(image_of(arena), must(image_of(store_, id))), "");
+}
+
+TEST_P(ArenaBackendTest, a_small_block_that_gets_the_same_bytes_again_is_in_the_snapshot) {
+  constexpr std::size_t kBytes = 96;
+  Arena arena = new_arena();
+  Snapshotter snapshotter(arena, store_);
+  auto* const neighbour = static_cast<char*>(must(arena.allocate(kBytes)));
+  void* const block = must(arena.allocate(kBytes));
+  std::memset(block, 0x41, kBytes);
+  must(snapshotter.take());
+  arena.deallocate(block);
+  *neighbour = 1;
+  must(snapshotter.take());
+  void* again = nullptr;
+  for (int i = 0; i < 10'000 && again != block; ++i) again = must(arena.allocate(kBytes));
+  ASSERT_EQ(again, block);
+  std::memset(block, 0x41, kBytes);
+  const SnapshotId id = must(snapshotter.take());
+  EXPECT_EQ(difference(image_of(arena), must(image_of(store_, id))), "");
+}
+
+// To and fro, so that a page is often what it was a moment ago.
+TEST_P(ArenaBackendTest, snapshots_under_a_thread_that_moves_money_have_all_of_it) {
+  struct alignas(4096) Account {
+    std::int64_t money = 1000;
+  };
+  using Pair = std::array<Account, 2>;
+  Arena arena = new_arena();
+  Pair* const pair = must(arena.find_or_construct<Pair>("accounts"));
+  std::mutex gate;
+  std::atomic<bool> over = false;
+  std::atomic<bool> closing = false;
+  std::thread thread([&] {
+    for (std::int64_t amount = 10; !over; amount = -amount) {
+      while (closing) std::this_thread::yield();
+      const std::lock_guard lock(gate);
+      (*pair)[0].money -= amount;
+      (*pair)[1].money += amount;
+    }
+  });
+  std::vector<SnapshotId> ids;
+  {
+    const auto close = [&] {
+      closing = true;
+      gate.lock();
+    };
+    const auto open = [&] {
+      closing = false;
+      gate.unlock();
+    };
+    Snapshotter snapshotter(arena, store_, {.quiesce = Quiesce::caller(close, open)});
+    for (std::size_t i = 0; i < scaled(20); ++i) ids.push_back(must(snapshotter.take()));
+  }
+  over = true;
+  thread.join();
+  const std::size_t first =
+      (reinterpret_cast<std::uintptr_t>(pair) - arena.range().begin) / page_size();
+  for (const SnapshotId id : ids) {
+    ArenaImage image = must(image_of(store_, id));
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < pair->size(); ++i) {
+      std::int64_t money = 0;
+      const std::size_t at = i * sizeof(Account);
+      std::memcpy(&money, image[first + at / page_size()].data() + at % page_size(), sizeof(money));
+      sum += money;
+    }
+    ASSERT_EQ(sum, 2000) << "snapshot " << id.value;
   }
 }
 
