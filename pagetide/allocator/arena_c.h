@@ -136,7 +136,7 @@ PAGETIDE_API void pagetide_arena_deallocate_batch(pagetide_arena* arena, void* c
 // neighbour is free, and a smaller one that has the room and of which at least a half is still
 // used. Otherwise a new one is allocated, aligned to 16 bytes, the content copied and the old one
 // freed. A null block is allocated anew; no bytes are a block of their own. What is not allocated
-// aborts the process, whatever the option on_corruption says: there is nothing to return.
+// aborts the process, or is reported and gives null, as the option on_corruption says.
 PAGETIDE_API void* pagetide_arena_reallocate(pagetide_arena* arena, void* block, size_t size);
 
 // The same, aligned to `alignment`, a power of two up to 1 GiB, whatever the old block was aligned
